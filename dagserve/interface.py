@@ -1,0 +1,85 @@
+"""What a node declares about itself, read by the compiler without running it.
+
+A node definition is a class named in a manifest by a registered name (``tokenize``) or ``package.module:Class``.
+Importing its module must be cheap: Torch modules live elsewhere and are imported when a package is built.
+
+Port shapes use the definition's own symbols; the compiler unifies them with the manifest's. A symbol that stands in no
+present input is *bound* by the node at run time (``tokens`` by ``tokenize``), within its upper bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from dagserve.shapes import TensorType, parse_type
+
+REGISTERED: Mapping[str, str] = {
+    "tokenize": "dagserve.nodes.tokenize:Tokenize",
+    "resolve_labels": "dagserve.nodes.labels:ResolveLabels",
+    "encode_scores": "dagserve.nodes.encode:EncodeScores",
+}
+"""Short names a manifest may use for ``op``, and the definitions they stand for."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """A named input or output. ``type`` may hold definition-local symbols, for example ``i32[B+1]``.
+
+    An ``optional`` input may stay unconnected, or be connected to an optional request input. A ``broadcast`` input of
+    type ``text[B]`` also takes a scalar ``text``, which is repeated.
+    """
+
+    name: str
+    type: TensorType
+    optional: bool = False
+    broadcast: bool = False
+
+    @staticmethod
+    def of(name: str, type_text: str, *, optional: bool = False, broadcast: bool = False) -> Port:
+        """``Port.of("tokens", "i64[T]")``."""
+        return Port(name, parse_type(type_text), optional, broadcast)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One key of a node's ``with:`` block, checked by ``check`` before anything is built.
+
+    ``schema`` is a JSON Schema fragment, such as ``{"type": "string"}``.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    required: bool = False
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The ports of one node, and upper bounds it can state itself for symbols of its outputs.
+
+    ``bounds`` maps an output's symbol (definition-local) to its largest value; the manifest then need not bound it.
+    """
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    bounds: Mapping[str, int] = field(default_factory=dict)
+
+
+class NodeDefinition(Protocol):
+    """A class a manifest can name."""
+
+    engine: ClassVar[str]
+    """``cpu`` or ``aoti``."""
+
+    options: ClassVar[tuple[Option, ...]]
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
+        """The ports, given the node's options (defaults filled in) and the manifest's bounds.
+
+        Raises:
+            ValueError: the options do not fit together; the message says which and how to fix it.
+        """
+        ...

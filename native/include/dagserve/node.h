@@ -1,0 +1,116 @@
+// What a CPU node sees: tensors of its context, a status to fill, a workspace. No allocation, no exceptions, no Python.
+#pragma once
+
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace dagserve {
+
+enum class Dtype : std::uint8_t { u8, boolean, i32, i64, f16, bf16, f32, text };
+
+// The closed set of request errors; dagserve/errors.py has the same names.
+enum class Code : std::uint8_t { ok, invalid_request, overloaded, deadline_exceeded, cancelled, draining, internal };
+
+// The outcome of a step. Lives in the context, so that failing allocates nothing.
+struct Status {
+  Code code = Code::ok;
+  char node[64] = {};
+  char message[512] = {};
+
+  bool ok() const { return code == Code::ok; }
+
+  // Sets code and message (printf format, cut at the buffer's end).
+  __attribute__((format(printf, 3, 4))) void fail(Code failure, const char* format, ...) {
+    code = failure;
+    std::va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(message, sizeof(message), format, arguments);
+    va_end(arguments);
+  }
+
+  void clear() {
+    code = Code::ok;
+    node[0] = 0;
+    message[0] = 0;
+  }
+};
+
+constexpr int kMaxRank = 4;
+
+// A tensor of a context with its logical shape. For text, `data` is the UTF-8 payload, `offsets` has rows() + 1 byte
+// offsets, and a scalar has one row.
+struct Tensor {
+  void* data = nullptr;
+  std::int64_t* offsets = nullptr;
+  Dtype dtype = Dtype::u8;
+  bool present = true;  // false: an optional input the request left out
+  int rank = 0;
+  std::int64_t shape[kMaxRank] = {};  // logical sizes; a node sets those of its outputs
+  std::int64_t bound[kMaxRank] = {};  // largest sizes
+  std::int64_t capacity = 0;          // bytes at `data`
+
+  std::int64_t rows() const { return rank == 0 ? 1 : shape[0]; }
+  std::int64_t numel() const {
+    std::int64_t count = 1;
+    for (int i = 0; i < rank; ++i) count *= shape[i];
+    return count;
+  }
+  std::string_view text(std::int64_t row) const {
+    return {static_cast<const char*>(data) + offsets[row], static_cast<std::size_t>(offsets[row + 1] - offsets[row])};
+  }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// One template part: literal text of the manifest, or the input of that index.
+struct Segment {
+  std::string literal;
+  int input = -1;
+};
+
+// A node's options after compile, by name.
+using Value = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<std::string>, std::vector<Segment>>;
+struct Config {
+  std::vector<std::pair<std::string, Value>> values;
+  std::vector<std::string> inputs;   // port names, in the order of CpuNode::run's spans
+  std::vector<std::string> outputs;
+  std::vector<Tensor> input_bounds;  // dtype, rank and bound of each port's tensor; data is null
+  std::vector<Tensor> output_bounds;
+  std::string root;                  // artifact directory
+
+  // Throws std::invalid_argument naming the key when it is absent or of another type: load time only.
+  template <class T>
+  const T& at(std::string_view key) const {
+    for (const auto& [name, value] : values)
+      if (name == key)
+        if (const T* found = std::get_if<T>(&value)) return *found;
+    throw std::invalid_argument("node option '" + std::string(key) + "' is missing or of another type");
+  }
+};
+
+// A node in native code. Construction may allocate and throw (load time); run() may do neither, and is called by several
+// threads at once, each with its own tensors and workspace.
+class CpuNode {
+ public:
+  virtual ~CpuNode() = default;
+  virtual std::size_t workspace_bytes() const { return 0; }  // per context, 64-byte aligned
+  virtual void run(std::span<const Tensor> inputs, std::span<Tensor> outputs, std::span<std::byte> workspace,
+                   Status& status) const noexcept = 0;
+};
+
+// Creates a node by its registered name. Throws std::invalid_argument for an unknown one.
+std::unique_ptr<CpuNode> make_cpu_node(std::string_view op, const Config& config);
+
+}  // namespace dagserve
