@@ -83,3 +83,65 @@ class NodeDefinition(Protocol):
             ValueError: the options do not fit together; the message says which and how to fix it.
         """
         ...
+
+
+@dataclass(frozen=True)
+class PackageSpec:
+    """One AOTInductor package of a node.
+
+    Attributes:
+        name: unique inside the node, for example ``backbone``.
+        module: ``package.module:Class`` of a ``torch.nn.Module``. It also has ``example(sizes, generator)``, which
+            returns one valid tuple of inputs for given sizes of the shape symbols.
+        arguments: keyword arguments of the module, JSON values.
+        inputs, outputs: in call order, in definition-local symbols.
+    """
+
+    name: str
+    module: str
+    arguments: Mapping[str, Any]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+@dataclass(frozen=True)
+class When:
+    """Run a call only where element 0 of an input equals ``equals``; an absent input counts as ``default``."""
+
+    port: str
+    equals: int
+    default: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One package run. Operands are ``port:NAME``, ``local:NAME`` (kept inside the node) or, for inputs,
+    ``iota:PORT``: ``i32[L]`` = 0..L-1 with L the longest sequence of the ``cu_seqlens`` in that port."""
+
+    package: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    when: When | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check of the request before the first call: ``packed`` (tokens, cu_seqlens, max_length) or ``range``."""
+
+    kind: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """How an AOTI node is built and run.
+
+    ``bounds`` gives sizes of symbols that only packages have. ``mapping`` names a function from ``config.json`` to
+    ``{parameter: checkpoint parameter}``.
+    """
+
+    packages: tuple[PackageSpec, ...]
+    calls: tuple[Call, ...]
+    checks: tuple[Check, ...]
+    mapping: str
+    bounds: Mapping[str, int]

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from dagserve.interface import Interface, Option, Port
+from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
 
 REDUCTIONS = ("softmax", "probability", "log_probability", "map")
 """``softmax`` over the labels; full-vocabulary ``probability`` and ``log_probability`` of each label; ``map``: the
 expected value of fixed ``values`` under the labels' softmax."""
+
+_MODULE = "dagserve.nodes.decoder"
+_HEADS: Mapping[str, str] = {
+    "softmax": "SoftmaxHead",
+    "probability": "ProbabilityHead",
+    "log_probability": "LogProbabilityHead",
+    "map": "MapHead",
+}
 
 
 class Score:
     """AOTI node: one packed prefill, the last token's hidden state of each row, label rows of the LM head, a reduction."""
 
     engine: ClassVar[str] = "aoti"
+    operators: ClassVar[Mapping[str, tuple[str, ...]]] = {"attention": ("torch",)}
+    precisions: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
     options: ClassVar[tuple[Option, ...]] = (
         Option("checkpoint", {"type": "string", "minLength": 1}, required=True),
         Option("reduce", {"enum": list(REDUCTIONS)}, default="softmax"),
@@ -41,3 +51,50 @@ class Score:
             Port.of("apply_softmax", "bool", optional=True),
         )
         return Interface(inputs, (Port.of("scores", "f32[B,1]" if mapped else "f32[B,N]"),))
+
+    @staticmethod
+    def build(
+        options: Mapping[str, Any], config: Mapping[str, Any], precision: str, operators: Mapping[str, str], per_request: bool
+    ) -> BuildSpec:
+        """One backbone package, and one small head package per reduction the node can be asked for.
+
+        Args:
+            options: the node's ``with:`` block.
+            config: the checkpoint's ``config.json``.
+            precision: ``fp32`` or ``bf16``.
+            operators: the target's choice for each operator.
+            per_request: whether ``apply_softmax`` is connected.
+        """
+        arguments = {"config": dict(config), "precision": precision, "operators": dict(operators)}
+        hidden = f"{'f32' if precision == 'fp32' else 'bf16'}[B,{config['hidden_size']}]"
+        packed = (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]"), Port.of("iota", "i32[L]"))
+        backbone = PackageSpec("backbone", f"{_MODULE}:Backbone", arguments, packed, (Port.of("hidden", hidden),))
+        reductions = ("softmax", "probability") if per_request else (options["reduce"],)
+        heads = tuple(_head(reduction, options, arguments, hidden) for reduction in reductions)
+        first = Call("backbone", ("port:tokens", "port:cu_seqlens", "iota:cu_seqlens"), ("local:hidden",))
+        default = int(options["reduce"] == "softmax")
+        calls = tuple(
+            Call(
+                head.name,
+                ("local:hidden", "port:label_ids"),
+                ("port:scores",),
+                When("apply_softmax", int(head.name == "softmax"), default) if per_request else None,
+            )
+            for head in heads
+        )
+        limit = options["max_length"]
+        checks = (
+            Check("packed", {"tokens": "tokens", "cu_seqlens": "cu_seqlens", "max_length": limit}),
+            Check("range", {"tensor": "tokens", "low": 0, "high": config["vocab_size"]}),
+            Check("range", {"tensor": "label_ids", "low": 0, "high": config["vocab_size"]}),
+        )
+        return BuildSpec((backbone, *heads), (first, *calls), checks, f"{_MODULE}:parameter_mapping", {"L": limit})
+
+
+def _head(reduction: str, options: Mapping[str, Any], arguments: Mapping[str, Any], hidden: str) -> PackageSpec:
+    mapped = reduction == "map"
+    extra = {"values": options["values"]} if mapped else {}
+    labels = str(len(options["values"])) if mapped else "N"
+    inputs = (Port.of("hidden", hidden), Port.of("label_ids", f"i64[{labels}]"))
+    scores = Port.of("scores", "f32[B,1]" if mapped else "f32[B,N]")
+    return PackageSpec(reduction, f"{_MODULE}:{_HEADS[reduction]}", {**arguments, **extra}, inputs, (scores,))

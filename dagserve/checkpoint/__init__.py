@@ -1,0 +1,9 @@
+"""Model import: safetensors directories, GGUF files and Hugging Face hub ids become one :class:`Checkpoint`.
+
+Nothing here imports torch: tensors are handed out as numpy arrays (``bf16`` as ``uint16`` bit patterns).
+"""
+
+from dagserve.checkpoint.base import Checkpoint, SourceTensor
+from dagserve.checkpoint.open import open_checkpoint, resolve_source, source_files
+
+__all__ = ["Checkpoint", "SourceTensor", "open_checkpoint", "resolve_source", "source_files"]

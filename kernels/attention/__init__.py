@@ -1,0 +1,1 @@
+"""Packed grouped-query attention: block-diagonal causal over ``cu_seqlens``."""

@@ -1,0 +1,21 @@
+"""The semantics of RMSNorm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension, the mean and the division in FP32.
+
+    Args:
+        x: ``[..., H]``.
+        weight: ``[H]``.
+
+    Returns:
+        ``[..., H]`` in x's dtype.
+    """
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)

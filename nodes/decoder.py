@@ -1,0 +1,311 @@
+"""The decoder-only model as Torch modules over packed tokens: Llama, Qwen2 and Qwen3 families.
+
+Parameter names are this project's; :func:`parameter_mapping` declares where each comes from in a Hugging Face
+checkpoint. Modules are built for export only: no K/V cache, no dropout, no Python on the request path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dagserve.kernels.attention.op import IMPLEMENTATIONS, Attention
+from dagserve.kernels.attention.padded import Packing
+from dagserve.kernels.rms_norm.reference import rms_norm
+from dagserve.kernels.rope.reference import inverse_frequencies, rotate, rotation
+
+DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The structure of one model, from a Hugging Face ``config.json``."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    tied: bool
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> DecoderConfig:
+        """Reads ``config.json``.
+
+        Raises:
+            ValueError: a family or feature that is not supported, by name.
+        """
+        family = config.get("model_type", "")
+        if family not in FAMILIES:
+            raise ValueError(f"model_type {family!r} is not supported: use one of {', '.join(FAMILIES)}")
+        _refuse_unsupported(config)
+        bias = bool(config.get("attention_bias", False))
+        heads = config["num_attention_heads"]
+        rope = config.get("rope_parameters") or {}
+        return DecoderConfig(
+            family=family,
+            vocab_size=config["vocab_size"],
+            hidden_size=config["hidden_size"],
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+            rms_norm_eps=config["rms_norm_eps"],
+            rope_theta=float(config.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+            rope_scaling=_rope_scaling(config),
+            qkv_bias=family == "qwen2" or bias,
+            output_bias=family != "qwen2" and bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=family == "qwen3",
+            tied=bool(config.get("tie_word_embeddings", False)),
+        )
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    if config.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported: the MLP is SiLU-gated")
+    if config.get("use_sliding_window"):
+        raise ValueError("use_sliding_window is not supported: attention is full causal")
+
+
+def _rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope_scaling type {kind!r} is not supported: use default or llama3")
+    return dict(scaling)
+
+
+def parameter_mapping(config: Mapping[str, Any]) -> dict[str, str]:
+    """Declares, for every parameter of :class:`Backbone` and the heads, its name in a Hugging Face checkpoint."""
+    c = DecoderConfig.of(config)
+    mapping = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+    if not c.tied:
+        mapping["lm_head.weight"] = "lm_head.weight"
+    for i in range(c.num_layers):
+        mapping |= {f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in _layer_mapping(c).items()}
+    return mapping
+
+
+def _layer_mapping(c: DecoderConfig) -> dict[str, str]:
+    names = {
+        "attention_norm.weight": "input_layernorm.weight",
+        "mlp_norm.weight": "post_attention_layernorm.weight",
+    }
+    names |= {f"attention.{p}.weight": f"self_attn.{p}_proj.weight" for p in "qkvo"}
+    names |= {f"mlp.{p}.weight": f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
+    biased = ("qkv" if c.qkv_bias else "") + ("o" if c.output_bias else "")
+    names |= {f"attention.{p}.bias": f"self_attn.{p}_proj.bias" for p in biased}
+    if c.mlp_bias:
+        names |= {f"mlp.{p}.bias": f"mlp.{p}_proj.bias" for p in ("gate", "up", "down")}
+    if c.qk_norm:
+        names |= {f"attention.{p}_norm.weight": f"self_attn.{p}_norm.weight" for p in "qk"}
+    return names
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last dimension."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., size]`` -> the same."""
+        return rms_norm(x, self.weight, self.eps)
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention with rotary positions and, for Qwen3, RMSNorm on each query and key head."""
+
+    def __init__(self, c: DecoderConfig, attention: Attention) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
+        self.q = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
+        self.k = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.v = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.o = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.output_bias)
+        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
+        self.attention = attention
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
+        """``[T, hidden_size]`` -> the same."""
+        tokens = x.shape[0]
+        q = self.q_norm(self.q(x).view(tokens, self.heads, self.head_dim))
+        k = self.k_norm(self.k(x).view(tokens, self.kv_heads, self.head_dim))
+        v = self.v(x).view(tokens, self.kv_heads, self.head_dim)
+        out = self.attention(rotate(q, cos, sin), rotate(k, cos, sin), v, packing)
+        return self.o(out.reshape(tokens, self.heads * self.head_dim))
+
+
+class GatedMLP(nn.Module):
+    """SiLU-gated MLP."""
+
+    def __init__(self, c: DecoderConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        self.up = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        self.down = nn.Linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[T, hidden_size]`` -> the same."""
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    """One pre-norm decoder layer."""
+
+    def __init__(self, c: DecoderConfig, attention: Attention) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.attention = SelfAttention(c, attention)
+        self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp = GatedMLP(c)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
+        """``[T, hidden_size]`` -> the same."""
+        x = x + self.attention(self.attention_norm(x), cos, sin, packing)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Backbone(nn.Module):
+    """Packed prefill up to the final norm of each sequence's last token."""
+
+    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str]) -> None:
+        super().__init__()
+        c = DecoderConfig.of(config)
+        attention = IMPLEMENTATIONS[operators["attention"]]
+        self.embed = nn.Embedding(c.vocab_size, c.hidden_size)
+        self.layers = nn.ModuleList(Layer(c, attention) for _ in range(c.num_layers))
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.to(DTYPES[precision])
+        frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
+        self.register_buffer("inverse_frequencies", frequencies, persistent=False)
+
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor) -> Tensor:
+        """Runs one prefill.
+
+        Args:
+            tokens: ``i64[T]``, packed.
+            cu_seqlens: ``i32[B+1]``.
+            iota: ``i32[L]``, 0..max_seqlen-1.
+
+        Returns:
+            ``[B, hidden_size]``, the normed hidden state of each sequence's last token.
+        """
+        packing = Packing.of(cu_seqlens, tokens.shape[0], iota)
+        frequencies = self.get_buffer("inverse_frequencies")
+        x = self.embed(tokens)
+        cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, frequencies))
+        for layer in self.layers:
+            x = layer(x, cos, sin, packing)
+        return self.norm(x[packing.last])
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random tokens in ``B`` sequences, one of them ``L`` long; ``T`` is brought into its possible range first."""
+        batch, longest = sizes["B"], min(sizes["L"], sizes["T"] - sizes["B"] + 1)
+        lengths = [longest] + [1] * (batch - 1)
+        left = min(sizes["T"], batch * longest) - sum(lengths)
+        for i in range(1, batch):
+            extra = min(left, longest - 1)
+            lengths[i] += extra
+            left -= extra
+        tokens = torch.randint(self.embed.num_embeddings, (sum(lengths),), generator=generator)
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+        return tokens, cu_seqlens, torch.arange(longest, dtype=torch.int32)
+
+
+class _Head(nn.Module):
+    """A head over the output embedding; with tied embeddings its weight is ``embed.weight``."""
+
+    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str]) -> None:  # noqa: ARG002
+        super().__init__()
+        c = DecoderConfig.of(config)
+        weight = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
+        self.name = "embed" if c.tied else "lm_head"
+        self.add_module(self.name, weight)
+        self.to(DTYPES[precision])
+
+    @property
+    def weight(self) -> Tensor:
+        """``[vocab_size, hidden_size]``."""
+        return self.get_parameter(f"{self.name}.weight")
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random hidden states of the scale a final norm gives, and random label ids."""
+        vocabulary, hidden = self.weight.shape
+        states = torch.randn(sizes["B"], hidden, generator=generator).to(self.weight.dtype)
+        return states, torch.randint(vocabulary, (self.labels(sizes),), generator=generator)
+
+    def labels(self, sizes: Mapping[str, int]) -> int:
+        """Number of labels of an example."""
+        return sizes["N"]
+
+    def label_logits(self, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        """``f32[B, N]``: only the labels' rows of the head are read."""
+        return (hidden @ self.weight[label_ids].t()).float()
+
+
+class SoftmaxHead(_Head):
+    """Softmax over the labels."""
+
+    def forward(self, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        """``hidden: [B, H]``, ``label_ids: i64[N]`` -> ``f32[B, N]``."""
+        return self.label_logits(hidden, label_ids).softmax(dim=-1)
+
+
+class MapHead(_Head):
+    """Expected value of fixed ``values`` under the softmax over the labels."""
+
+    def __init__(
+        self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str], values: Sequence[float]
+    ) -> None:
+        super().__init__(config, precision, operators)
+        self.register_buffer("values", torch.tensor(values, dtype=torch.float32), persistent=False)
+
+    def labels(self, sizes: Mapping[str, int]) -> int:  # noqa: ARG002
+        """One label per value."""
+        return int(self.get_buffer("values").shape[0])
+
+    def forward(self, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        """``hidden: [B, H]``, ``label_ids: i64[N]`` -> ``f32[B, 1]``."""
+        weights = self.label_logits(hidden, label_ids).softmax(dim=-1)
+        return (weights * self.get_buffer("values")).sum(dim=-1, keepdim=True)
+
+
+class LogProbabilityHead(_Head):
+    """Log-probability of each label over the full vocabulary, in FP32."""
+
+    def forward(self, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        """``hidden: [B, H]``, ``label_ids: i64[N]`` -> ``f32[B, N]``."""
+        logits = (hidden @ self.weight.t()).float()
+        return logits[:, label_ids] - logits.logsumexp(dim=-1, keepdim=True)
+
+
+class ProbabilityHead(LogProbabilityHead):
+    """Probability of each label over the full vocabulary, in FP32."""
+
+    def forward(self, hidden: Tensor, label_ids: Tensor) -> Tensor:
+        """``hidden: [B, H]``, ``label_ids: i64[N]`` -> ``f32[B, N]``."""
+        return super().forward(hidden, label_ids).exp()
