@@ -1,0 +1,657 @@
+// The only file that knows Python: plan dictionaries to structs, Python values into request slots, results out.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "allocations.h"
+#include "runtime.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace dagserve {
+namespace {
+
+[[noreturn]] void raise(const char* type, const std::string& message, const char* node = "") {
+  const nb::object cls = nb::module_::import_("dagserve.errors").attr(type);
+  PyErr_SetObject(cls.ptr(), cls(message, node).ptr());
+  throw nb::python_error();
+}
+
+[[noreturn]] void raise(const Status& status) {
+  constexpr const char* kTypes[] = {"InternalError", "InvalidRequest", "Overloaded", "DeadlineExceeded",
+                                    "Cancelled",     "Draining",       "InternalError"};
+  raise(kTypes[static_cast<int>(status.code)], status.message, status.node);
+}
+
+// ---- plan ----------------------------------------------------------------------------------------------------------
+
+Dtype parse_dtype(const std::string& name) {
+  for (int i = 0; i <= static_cast<int>(Dtype::text); ++i)
+    if (name == dtype_name(static_cast<Dtype>(i))) return static_cast<Dtype>(i);
+  throw std::invalid_argument("plan: unknown dtype " + name);
+}
+
+template <class T>
+T get(const nb::dict& dict, const char* key) {
+  if (!dict.contains(key)) throw std::invalid_argument(std::string("plan: missing key ") + key);
+  return nb::cast<T>(dict[key]);
+}
+
+std::vector<Dim> parse_dims(nb::handle dims) {
+  std::vector<Dim> result;
+  for (nb::handle dim : dims) {
+    const auto [symbol, add] = nb::cast<std::tuple<int, std::int64_t>>(dim);
+    result.push_back({symbol, add});
+  }
+  return result;
+}
+
+int index_or_none(nb::handle value) { return value.is_none() ? -1 : nb::cast<int>(value); }
+
+Value parse_value(const std::string& key, nb::handle value, const std::vector<std::string>& ports) {
+  if (nb::isinstance<nb::bool_>(value) || nb::isinstance<nb::int_>(value)) return nb::cast<std::int64_t>(value);
+  if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
+  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
+  if (!nb::isinstance<nb::list>(value)) throw std::invalid_argument("plan: node option " + key + " has a type nodes do not take");
+  const auto list = nb::cast<nb::list>(value);
+  if (list.size() > 0 && nb::isinstance<nb::str>(list[0])) return nb::cast<std::vector<std::string>>(list);
+  if (list.size() == 0 || !nb::isinstance<nb::dict>(list[0])) return nb::cast<std::vector<std::int64_t>>(list);
+  std::vector<Segment> segments;
+  for (nb::handle item : list) {
+    const auto part = nb::cast<nb::dict>(item);
+    Segment segment;
+    if (part.contains("literal")) {
+      segment.literal = get<std::string>(part, "literal");
+    } else {
+      const auto found = std::ranges::find(ports, get<std::string>(part, "field"));
+      if (found == ports.end()) throw std::invalid_argument("plan: a template names a field that is not an input");
+      segment.input = static_cast<int>(found - ports.begin());
+    }
+    segments.push_back(std::move(segment));
+  }
+  return segments;
+}
+
+std::vector<std::pair<std::string, Value>> parse_options(const nb::dict& options, const std::vector<std::string>& ports) {
+  std::vector<std::pair<std::string, Value>> values;
+  for (auto [key, value] : options)
+    if (!value.is_none()) values.emplace_back(nb::cast<std::string>(key), parse_value(nb::cast<std::string>(key), value, ports));
+  return values;
+}
+
+void parse_ports(const nb::dict& ports, std::vector<std::string>& names, std::vector<int>& tensors) {
+  for (auto [name, tensor] : ports) {
+    names.push_back(nb::cast<std::string>(name));
+    tensors.push_back(index_or_none(tensor));
+  }
+}
+
+Operand parse_operand(const nb::dict& dict) {
+  if (dict.contains("tensor")) return {Operand::Kind::tensor, get<int>(dict, "tensor"), 0};
+  if (dict.contains("local")) return {Operand::Kind::local, get<int>(dict, "local"), 0};
+  const auto iota = get<nb::dict>(dict, "iota");
+  return {Operand::Kind::iota, get<int>(iota, "max_length_of"), get<std::int64_t>(iota, "bound")};
+}
+
+CallSpec parse_call(const nb::dict& dict) {
+  CallSpec call;
+  call.package = get<int>(dict, "package");
+  for (nb::handle operand : get<nb::list>(dict, "inputs")) call.inputs.push_back(parse_operand(nb::cast<nb::dict>(operand)));
+  for (nb::handle operand : get<nb::list>(dict, "outputs")) call.outputs.push_back(parse_operand(nb::cast<nb::dict>(operand)));
+  if (dict.contains("when")) {
+    const auto when = get<nb::dict>(dict, "when");
+    call.when = get<int>(when, "tensor");
+    call.equals = get<std::int64_t>(when, "equals");
+    call.when_default = get<std::int64_t>(when, "default");
+  }
+  return call;
+}
+
+CheckSpec parse_check(const nb::dict& dict) {
+  CheckSpec check;
+  if (get<std::string>(dict, "kind") == "packed") {
+    check.kind = CheckSpec::Kind::packed;
+    check.tensor = get<int>(dict, "tokens");
+    check.cu_seqlens = get<int>(dict, "cu_seqlens");
+    check.max_length = get<std::int64_t>(dict, "max_length");
+  } else {
+    check.tensor = get<int>(dict, "tensor");
+    check.low = get<std::int64_t>(dict, "low");
+    check.high = get<std::int64_t>(dict, "high");
+  }
+  return check;
+}
+
+NodeSpec parse_node(const Plan& plan, const nb::dict& dict) {
+  NodeSpec node;
+  node.name = get<std::string>(dict, "name");
+  node.op = get<std::string>(dict, "op");
+  node.aoti = get<std::string>(dict, "engine") == "aoti";
+  parse_ports(get<nb::dict>(dict, "inputs"), node.config.inputs, node.inputs);
+  parse_ports(get<nb::dict>(dict, "outputs"), node.config.outputs, node.outputs);
+  node.config.root = plan.root;
+  if (dict.contains("config")) node.config.values = parse_options(get<nb::dict>(dict, "config"), node.config.inputs);
+  const auto describe = [&](int index) {
+    return index < 0 || static_cast<std::size_t>(index) >= plan.tensors.size() ? Tensor{.present = false}
+                                                                               : describe_tensor(plan, plan.tensors[index]);
+  };
+  for (int index : node.inputs) node.config.input_bounds.push_back(describe(index));
+  for (int index : node.outputs) node.config.output_bounds.push_back(describe(index));
+  if (dict.contains("checks"))
+    for (nb::handle check : get<nb::list>(dict, "checks")) node.checks.push_back(parse_check(nb::cast<nb::dict>(check)));
+  if (dict.contains("calls"))
+    for (nb::handle call : get<nb::list>(dict, "calls")) node.calls.push_back(parse_call(nb::cast<nb::dict>(call)));
+  for (const CallSpec& call : node.calls)
+    for (const auto* operands : {&call.inputs, &call.outputs})
+      for (const Operand& operand : *operands)
+        if (operand.kind == Operand::Kind::local) node.locals = std::max(node.locals, operand.index + 1);
+  return node;
+}
+
+InputSpec parse_input(const Plan& plan, const nb::dict& dict) {
+  InputSpec input;
+  input.name = get<std::string>(dict, "name");
+  input.tensor = get<int>(dict, "tensor");
+  input.optional = get<bool>(dict, "optional");
+  nb::object value = nb::borrow(dict["default"]);
+  if (value.is_none()) return input;
+  input.has_default = true;
+  if (!nb::isinstance<nb::list>(value)) {
+    nb::list one;
+    one.append(value);
+    value = one;
+  }
+  const Dtype dtype = plan.tensors.at(static_cast<std::size_t>(input.tensor)).dtype;
+  if (dtype == Dtype::text) {
+    input.texts = nb::cast<std::vector<std::string>>(value);
+  } else if (dtype == Dtype::f32) {
+    input.reals = nb::cast<std::vector<double>>(value);
+  } else {
+    for (nb::handle item : value) input.integers.push_back(nb::cast<std::int64_t>(nb::int_(item)));
+  }
+  return input;
+}
+
+std::vector<PackagePort> parse_package_ports(const nb::list& ports) {
+  std::vector<PackagePort> result;
+  for (nb::handle item : ports) {
+    const auto dict = nb::cast<nb::dict>(item);
+    result.push_back({get<std::string>(dict, "name"), parse_dtype(get<std::string>(dict, "dtype")), parse_dims(dict["shape"])});
+  }
+  return result;
+}
+
+PackageSpec parse_package(const nb::dict& dict) {
+  PackageSpec package;
+  package.name = get<std::string>(dict, "name");
+  package.path = get<std::string>(dict, "path");
+  package.inputs = parse_package_ports(get<nb::list>(dict, "inputs"));
+  package.outputs = parse_package_ports(get<nb::list>(dict, "outputs"));
+  for (auto [name, weight] : get<nb::dict>(dict, "constants"))
+    package.constants.emplace_back(nb::cast<std::string>(name), nb::cast<std::string>(weight));
+  return package;
+}
+
+void parse_weights(const nb::dict& dict, Plan& plan) {
+  plan.weights_path = get<std::string>(dict, "path");
+  plan.weights_bytes = get<std::int64_t>(dict, "bytes");
+  for (auto [name, item] : get<nb::dict>(dict, "tensors")) {
+    const auto entry = nb::cast<nb::dict>(item);
+    plan.weights.push_back({nb::cast<std::string>(name), parse_dtype(get<std::string>(entry, "dtype")),
+                            get<std::vector<std::int64_t>>(entry, "shape"), get<std::int64_t>(entry, "offset"),
+                            get<std::int64_t>(entry, "bytes")});
+  }
+}
+
+// The dictionary is plan.json with every dim as a pair (symbol index or -1, integer).
+Plan parse_plan(const nb::dict& dict, const std::string& root) {
+  Plan plan;
+  plan.root = root;
+  for (nb::handle item : get<nb::list>(dict, "symbols")) {
+    const auto symbol = nb::cast<nb::dict>(item);
+    plan.symbols.push_back({get<std::string>(symbol, "name"), get<std::int64_t>(symbol, "bound")});
+  }
+  for (nb::handle item : get<nb::list>(dict, "tensors")) {
+    const auto tensor = nb::cast<nb::dict>(item);
+    plan.tensors.push_back({get<std::string>(tensor, "name"), parse_dtype(get<std::string>(tensor, "dtype")),
+                            parse_dims(tensor["shape"]), get<std::int64_t>(tensor, "capacity")});
+  }
+  for (nb::handle item : get<nb::list>(dict, "packages")) plan.packages.push_back(parse_package(nb::cast<nb::dict>(item)));
+  for (nb::handle item : get<nb::list>(dict, "inputs")) plan.inputs.push_back(parse_input(plan, nb::cast<nb::dict>(item)));
+  for (nb::handle item : get<nb::list>(dict, "nodes")) plan.nodes.push_back(parse_node(plan, nb::cast<nb::dict>(item)));
+  for (nb::handle item : get<nb::list>(dict, "outputs"))
+    if (get<std::string>(nb::cast<nb::dict>(item), "name") == "response") plan.response = get<int>(nb::cast<nb::dict>(item), "tensor");
+  parse_weights(get<nb::dict>(dict, "weights"), plan);
+  const auto concurrency = get<nb::dict>(dict, "concurrency");
+  plan.runners = get<int>(concurrency, "runners");
+  plan.contexts = get<int>(concurrency, "contexts");
+  plan.in_flight = get<int>(concurrency, "in_flight");
+  const auto admission = get<nb::dict>(dict, "admission");
+  plan.max_queued = get<int>(admission, "max_queued");
+  plan.max_wait_s = get<double>(admission, "max_wait_ms") / 1000;
+  plan.deadline_s = get<double>(admission, "deadline_ms") / 1000;
+  return plan;
+}
+
+// ---- values into tensors -------------------------------------------------------------------------------------------
+
+struct Bytes {
+  const char* data;
+  std::size_t size;
+};
+
+Bytes utf8(const std::string& where, nb::handle value) {
+  if (nb::isinstance<nb::bytes>(value)) {
+    return {PyBytes_AS_STRING(value.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(value.ptr()))};
+  }
+  if (!nb::isinstance<nb::str>(value)) raise("InvalidRequest", where + " must be text");
+  Py_ssize_t size = 0;
+  const char* data = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
+  if (data == nullptr) {
+    PyErr_Clear();
+    raise("InvalidRequest", where + " holds a lone surrogate, which is not valid text; send well-formed Unicode");
+  }
+  return {data, static_cast<std::size_t>(size)};
+}
+
+bool is_sequence(nb::handle value) { return nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value); }
+
+// The number of rows a value gives a tensor of rank 1, within the bound.
+std::int64_t check_rows(const std::string& name, nb::handle value, const Tensor& tensor) {
+  if (!is_sequence(value)) raise("InvalidRequest", name + " must be a list");
+  const auto rows = static_cast<std::int64_t>(nb::len(value));
+  if (rows < 1 || rows > tensor.bound[0])
+    raise("InvalidRequest", name + " has " + std::to_string(rows) + " entries; it must have from 1 to " +
+                                std::to_string(tensor.bound[0]));
+  return rows;
+}
+
+void append_text(const std::string& where, const std::string& name, nb::handle value, Tensor& tensor, std::int64_t row) {
+  const Bytes text = utf8(where, value);
+  const std::int64_t start = tensor.offsets[row];
+  if (text.size > static_cast<std::size_t>(tensor.capacity - start))
+    raise("InvalidRequest", name + " has more than " + std::to_string(tensor.capacity) +
+                                " bytes of text; shorten it or raise the input's max_bytes");
+  std::memcpy(static_cast<char*>(tensor.data) + start, text.data, text.size);
+  tensor.offsets[row + 1] = start + static_cast<std::int64_t>(text.size);
+}
+
+void fill_text(const std::string& name, nb::handle value, Tensor& tensor) {
+  tensor.offsets[0] = 0;
+  if (tensor.rank == 0) {
+    append_text(name, name, value, tensor, 0);
+    return;
+  }
+  tensor.shape[0] = check_rows(name, value, tensor);
+  std::int64_t row = 0;
+  for (nb::handle item : value) {
+    append_text(name + "[" + std::to_string(row) + "]", name, item, tensor, row);
+    ++row;
+  }
+}
+
+std::int64_t integer(const std::string& where, nb::handle value, const Tensor& tensor) {
+  if (tensor.dtype == Dtype::boolean) {
+    if (!nb::isinstance<nb::bool_>(value)) raise("InvalidRequest", where + " must be true or false");
+    return nb::cast<bool>(value) ? 1 : 0;
+  }
+  int overflow = 0;
+  const bool whole = nb::isinstance<nb::int_>(value) && !nb::isinstance<nb::bool_>(value);
+  const long long number = whole ? PyLong_AsLongLongAndOverflow(value.ptr(), &overflow) : 0;
+  const bool narrow = tensor.dtype == Dtype::i32 && (number < INT32_MIN || number > INT32_MAX);
+  const bool tiny = tensor.dtype == Dtype::u8 && (number < 0 || number > 255);
+  if (!whole || overflow != 0 || narrow || tiny) raise("InvalidRequest", where + " must be an integer of type " + dtype_name(tensor.dtype));
+  return number;
+}
+
+void store(Tensor& tensor, std::int64_t index, std::int64_t value) {
+  switch (tensor.dtype) {
+    case Dtype::i64:
+      tensor.as<std::int64_t>()[index] = value;
+      return;
+    case Dtype::i32:
+      tensor.as<std::int32_t>()[index] = static_cast<std::int32_t>(value);
+      return;
+    default:
+      tensor.as<std::uint8_t>()[index] = static_cast<std::uint8_t>(value);
+  }
+}
+
+void store_one(const std::string& where, nb::handle value, Tensor& tensor, std::int64_t index) {
+  if (tensor.dtype != Dtype::f32) return store(tensor, index, integer(where, value, tensor));
+  double number = 0;
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<double>(value, number)) raise("InvalidRequest", where + " must be a number");
+  tensor.as<float>()[index] = static_cast<float>(number);
+}
+
+void fill_numbers(const std::string& name, nb::handle value, Tensor& tensor) {
+  if (tensor.rank == 0) return store_one(name, value, tensor, 0);
+  if (tensor.rank != 1) raise("InvalidRequest", name + " has a rank that requests cannot carry");
+  tensor.shape[0] = check_rows(name, value, tensor);
+  std::int64_t index = 0;
+  for (nb::handle item : value) {
+    store_one(name + "[" + std::to_string(index) + "]", item, tensor, index);
+    ++index;
+  }
+}
+
+void fill_default(const InputSpec& input, Tensor& tensor) {
+  if (tensor.dtype == Dtype::text) {
+    std::int64_t at = tensor.offsets[0] = 0;
+    for (std::size_t i = 0; i < input.texts.size(); ++i) {
+      std::memcpy(static_cast<char*>(tensor.data) + at, input.texts[i].data(), input.texts[i].size());
+      tensor.offsets[i + 1] = at += static_cast<std::int64_t>(input.texts[i].size());
+    }
+    if (tensor.rank == 1) tensor.shape[0] = static_cast<std::int64_t>(input.texts.size());
+    return;
+  }
+  for (std::size_t i = 0; i < input.integers.size(); ++i) store(tensor, static_cast<std::int64_t>(i), input.integers[i]);
+  for (std::size_t i = 0; i < input.reals.size(); ++i) tensor.as<float>()[i] = static_cast<float>(input.reals[i]);
+  if (tensor.rank == 1) tensor.shape[0] = static_cast<std::int64_t>(std::max(input.integers.size(), input.reals.size()));
+}
+
+void fill_input(const InputSpec& input, const nb::dict& values, Tensor& tensor) {
+  const nb::str key(input.name.c_str());
+  const bool given = values.contains(key) && !values[key].is_none();
+  tensor.present = given || input.has_default;
+  if (given) {
+    const nb::object value = nb::borrow(values[key]);
+    tensor.dtype == Dtype::text ? fill_text(input.name, value, tensor) : fill_numbers(input.name, value, tensor);
+  } else if (input.has_default) {
+    fill_default(input, tensor);
+  } else if (!input.optional) {
+    raise("InvalidRequest", input.name + " is missing");
+  }
+}
+
+void fill_slot(const Plan& plan, const nb::dict& values, Slot& slot) {
+  for (std::size_t i = 0; i < plan.inputs.size(); ++i) fill_input(plan.inputs[i], values, slot.inputs[i]);
+  for (auto [key, value] : values) {
+    const auto name = nb::cast<std::string>(key);
+    if (std::ranges::find(plan.inputs, name, &InputSpec::name) == plan.inputs.end())
+      raise("InvalidRequest", name + " is not an input of this graph");
+  }
+}
+
+// ---- tensors into values -------------------------------------------------------------------------------------------
+
+nb::object numpy_array(const Tensor& tensor) {
+  constexpr const char* kNames[] = {"uint8", "bool", "int32", "int64", "float16", "uint16", "float32"};
+  const nb::module_ numpy = nb::module_::import_("numpy");
+  const auto bytes = static_cast<std::size_t>(tensor.numel()) * dtype_bytes(tensor.dtype);
+  nb::list shape;
+  for (int i = 0; i < tensor.rank; ++i) shape.append(tensor.shape[i]);
+  const nb::object flat =
+      numpy.attr("frombuffer")(nb::bytes(static_cast<const char*>(tensor.data), bytes), kNames[static_cast<int>(tensor.dtype)]);
+  return flat.attr("reshape")(nb::tuple(shape));
+}
+
+nb::object python_value(const Tensor& tensor) {
+  if (!tensor.present) return nb::none();
+  if (tensor.dtype != Dtype::text) return numpy_array(tensor);
+  nb::list rows;
+  for (std::int64_t row = 0; row < tensor.rows(); ++row) rows.append(nb::bytes(tensor.text(row).data(), tensor.text(row).size()));
+  if (tensor.rank == 0) return nb::object(rows[0]);
+  return nb::object(rows);
+}
+
+// ---- runtime -------------------------------------------------------------------------------------------------------
+
+nb::bytes body(const Slot& slot) {
+  return nb::bytes(static_cast<const char*>(slot.response.data), static_cast<std::size_t>(slot.response.shape[0]));
+}
+
+Slot& reserve_filled(Runtime& runtime, const nb::dict& inputs) {
+  Status status;
+  Slot* slot = runtime.reserve(status);
+  if (slot == nullptr) raise(status);
+  try {
+    fill_slot(runtime.plan(), inputs, *slot);
+  } catch (...) {
+    runtime.abandon(*slot);
+    throw;
+  }
+  return *slot;
+}
+
+double deadline_of(const Runtime& runtime, std::optional<double> deadline_s) {
+  return std::min(deadline_s.value_or(runtime.plan().deadline_s), runtime.plan().deadline_s);
+}
+
+Ticket submit(Runtime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
+  Slot& slot = reserve_filled(runtime, inputs);
+  return runtime.start(slot, deadline_of(runtime, deadline_s), false);
+}
+
+struct Release {
+  Runtime& runtime;
+  Slot& slot;
+  ~Release() { runtime.release(slot); }
+};
+
+nb::bytes run(Runtime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
+  Slot& slot = reserve_filled(runtime, inputs);
+  const double deadline = deadline_s.value_or(runtime.plan().deadline_s);
+  {
+    nb::gil_scoped_release released;
+    runtime.start(slot, deadline, true);
+    runtime.wait(slot);
+  }
+  const Release release{runtime, slot};
+  if (!slot.status.ok()) raise(slot.status);
+  return body(slot);
+}
+
+struct Copied {
+  Tensor tensor;
+  std::vector<std::byte> data;
+  std::vector<std::int64_t> offsets;
+};
+
+Copied copy_tensor(const Tensor& tensor) {
+  Copied copy{tensor, {}, {}};
+  if (!tensor.present) return copy;
+  const bool text = tensor.dtype == Dtype::text;
+  const std::int64_t bytes = text ? tensor.offsets[tensor.rows()] : tensor.numel() * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  const auto* start = static_cast<const std::byte*>(tensor.data);
+  copy.data.assign(start, start + bytes);
+  if (text) copy.offsets.assign(tensor.offsets, tensor.offsets + tensor.rows() + 1);
+  copy.tensor.data = copy.data.data();
+  copy.tensor.offsets = copy.offsets.data();
+  return copy;
+}
+
+nb::dict trace(Runtime& runtime, const nb::dict& inputs) {
+  std::vector<Copied> copies;
+  Slot& slot = reserve_filled(runtime, inputs);
+  slot.trace = [&copies](const Context& context) {
+    copies.reserve(context.tensors().size());
+    for (const Tensor& tensor : context.tensors()) copies.push_back(copy_tensor(tensor));
+  };
+  {
+    nb::gil_scoped_release released;
+    runtime.start(slot, runtime.plan().deadline_s, true);
+    runtime.wait(slot);
+  }
+  const Release release{runtime, slot};
+  if (!slot.status.ok()) raise(slot.status);
+  nb::dict result;
+  for (std::size_t i = 0; i < copies.size(); ++i) {
+    copies[i].tensor.data = copies[i].data.data();
+    result[runtime.plan().tensors[i].name.c_str()] = python_value(copies[i].tensor);
+  }
+  return result;
+}
+
+nb::list completions(Runtime& runtime) {
+  nb::list result;
+  while (Slot* slot = runtime.next_completion()) {
+    const Release release{runtime, *slot};
+    const bool good = slot->status.ok();
+    result.append(nb::make_tuple(runtime.ticket(*slot), static_cast<int>(slot->status.code),
+                                 good ? body(*slot) : nb::bytes(slot->status.message), slot->status.node));
+  }
+  return result;
+}
+
+nb::dict tier(const TierStats& stats) {
+  nb::dict result;
+  result["capacity"] = stats.capacity;
+  result["used"] = stats.used;
+  result["waiting"] = stats.waiting;
+  return result;
+}
+
+nb::dict node_stats(const LoadedNode& node) {
+  nb::dict result;
+  result["runs"] = node.runs.load();
+  result["seconds"] = static_cast<double>(node.nanoseconds.load()) * 1e-9;
+  result["engine"] = node.cpu ? "cpu" : "aoti";
+  if (allocations_counted()) result["allocations"] = node.allocations.load();
+  return result;
+}
+
+nb::dict stats(const Runtime& runtime) {
+  const Stats now = runtime.stats();
+  nb::dict tiers;
+  tiers["in_flight"] = tier(now.in_flight);
+  tiers["contexts"] = tier(now.contexts);
+  nb::dict packages;
+  TierStats runners;
+  for (std::size_t i = 0; i < now.runners.size(); ++i) {
+    packages[runtime.plan().packages[i].name.c_str()] = tier(now.runners[i]);
+    runners.capacity += now.runners[i].capacity;
+    runners.used += now.runners[i].used;
+    runners.waiting += now.runners[i].waiting;
+  }
+  tiers["runners"] = tier(runners);
+  nb::dict counters;
+  counters["admitted"] = now.counters.admitted;
+  counters["completed"] = now.counters.completed;
+  counters["failed"] = now.counters.failed;
+  counters["rejected"] = now.counters.rejected;
+  counters["expired"] = now.counters.expired;
+  counters["cancelled"] = now.counters.cancelled;
+  nb::dict nodes;
+  for (const auto& node : runtime.loaded().nodes) nodes[node->spec->name.c_str()] = node_stats(*node);
+  nb::dict result;
+  result["tiers"] = tiers;
+  result["packages"] = packages;
+  result["counters"] = counters;
+  result["nodes"] = nodes;
+  if (allocations_counted()) result["allocations_between_nodes"] = now.allocations_between_nodes;
+  return result;
+}
+
+nb::dict memory(const Runtime& runtime) {
+  nb::dict result;
+  result["context"] = runtime.context_bytes();
+  result["slot"] = runtime.slot_bytes();
+  result["slots"] = runtime.slot_count();
+  return result;
+}
+
+// ---- one CPU node, for tests and tools -----------------------------------------------------------------------------
+
+using PortSpec = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::int64_t>;
+
+class NodeRunner {
+ public:
+  NodeRunner(const std::string& op, const nb::dict& options, const std::vector<PortSpec>& inputs,
+             const std::vector<PortSpec>& outputs, const std::string& root) {
+    for (const PortSpec& port : inputs) add(port, plan_.inputs, config_.inputs, config_.input_bounds);
+    for (const PortSpec& port : outputs) add(port, outputs_, config_.outputs, config_.output_bounds);
+    config_.root = root;
+    config_.values = parse_options(options, config_.inputs);
+    node_ = make_cpu_node(op, config_);
+  }
+
+  nb::dict run(const nb::dict& values) const {
+    std::size_t bytes = node_->workspace_bytes() + 64;
+    for (const TensorSpec& spec : plan_.tensors) bytes += tensor_bytes(plan_, spec) + 64;
+    Arena arena(bytes);
+    std::vector<Tensor> inputs;
+    std::vector<Tensor> outputs;
+    for (const InputSpec& input : plan_.inputs) {
+      inputs.push_back(make_tensor(plan_, plan_.tensors[input.tensor], arena));
+      fill_input(input, values, inputs.back());
+    }
+    for (const InputSpec& output : outputs_) {
+      outputs.push_back(make_tensor(plan_, plan_.tensors[output.tensor], arena));
+      outputs.back().present = true;
+    }
+    Status status;
+    {
+      nb::gil_scoped_release released;
+      const std::size_t workspace = node_->workspace_bytes();
+      node_->run(inputs, outputs, {arena.take(workspace), workspace}, status);
+    }
+    if (!status.ok()) raise(status);
+    nb::dict result;
+    for (std::size_t i = 0; i < outputs.size(); ++i) result[outputs_[i].name.c_str()] = python_value(outputs[i]);
+    return result;
+  }
+
+ private:
+  void add(const PortSpec& port, std::vector<InputSpec>& ports, std::vector<std::string>& names, std::vector<Tensor>& bounds) {
+    const auto& [name, dtype, shape, capacity] = port;
+    TensorSpec spec{name, parse_dtype(dtype), {}, capacity};
+    for (std::int64_t size : shape) spec.shape.push_back({-1, size});
+    InputSpec input;
+    input.name = name;
+    input.tensor = static_cast<int>(plan_.tensors.size());
+    input.optional = true;
+    plan_.tensors.push_back(spec);
+    ports.push_back(input);
+    names.push_back(name);
+    bounds.push_back(describe_tensor(plan_, spec));
+  }
+
+  Plan plan_;
+  std::vector<InputSpec> outputs_;
+  Config config_;
+  std::unique_ptr<CpuNode> node_;
+};
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  nb::class_<Runtime>(m, "Runtime")
+      .def("__init__", [](Runtime* self, const nb::dict& plan, const std::string& root) {
+             Plan parsed = parse_plan(plan, root);
+             nb::gil_scoped_release released;
+             new (self) Runtime(std::move(parsed));
+           }, "plan"_a, "root"_a)
+      .def("submit", &submit, "inputs"_a, "deadline_s"_a = nb::none())
+      .def("run", &run, "inputs"_a, "deadline_s"_a = nb::none())
+      .def("trace", &trace, "inputs"_a)
+      .def("completions", &completions)
+      .def("cancel", [](Runtime& self, Ticket ticket) { return self.cancel(ticket); }, "ticket"_a)
+      .def("fileno", &Runtime::completion_fd)
+      .def("stats", &stats)
+      .def("memory", &memory)
+      .def("drain", [](Runtime& self, double timeout_s) {
+             nb::gil_scoped_release released;
+             return self.drain(timeout_s);
+           }, "timeout_s"_a)
+      .def("close", [](Runtime& self) {
+             nb::gil_scoped_release released;
+             self.stop();
+           });
+  nb::class_<NodeRunner>(m, "CpuNode")
+      .def(nb::init<const std::string&, const nb::dict&, const std::vector<PortSpec>&, const std::vector<PortSpec>&,
+                    const std::string&>(),
+           "op"_a, "config"_a, "inputs"_a, "outputs"_a, "root"_a)
+      .def("run", &NodeRunner::run, "inputs"_a);
+}
+
+}  // namespace dagserve

@@ -1,0 +1,372 @@
+#include "context.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "allocations.h"
+
+namespace dagserve {
+
+Arena::Arena(std::size_t bytes) : block_(new (std::align_val_t(64)) std::byte[padded(bytes) + 64]()) {}
+
+std::byte* Arena::take(std::size_t bytes) {
+  std::byte* start = block_.get() + used_;
+  used_ += padded(bytes);
+  return start;
+}
+
+namespace {
+
+std::int64_t size_at_bound(const Plan& plan, const Dim& dim) {
+  return (dim.symbol < 0 ? 0 : plan.symbols[dim.symbol].bound) + dim.add;
+}
+
+std::size_t payload_bytes(const TensorSpec& spec) { return Arena::padded(static_cast<std::size_t>(spec.capacity)); }
+
+std::size_t offsets_bytes(const Plan& plan, const TensorSpec& spec) {
+  if (spec.dtype != Dtype::text) return 0;
+  const std::int64_t rows = spec.shape.empty() ? 1 : size_at_bound(plan, spec.shape[0]);
+  return Arena::padded(static_cast<std::size_t>(rows + 1) * sizeof(std::int64_t));
+}
+
+}  // namespace
+
+std::size_t tensor_bytes(const Plan& plan, const TensorSpec& spec) { return payload_bytes(spec) + offsets_bytes(plan, spec); }
+
+Tensor describe_tensor(const Plan& plan, const TensorSpec& spec) {
+  Tensor tensor;
+  tensor.dtype = spec.dtype;
+  tensor.rank = static_cast<int>(spec.shape.size());
+  tensor.capacity = spec.capacity;
+  tensor.present = false;
+  for (int i = 0; i < tensor.rank; ++i) tensor.bound[i] = tensor.shape[i] = size_at_bound(plan, spec.shape[i]);
+  return tensor;
+}
+
+Tensor make_tensor(const Plan& plan, const TensorSpec& spec, Arena& arena) {
+  Tensor tensor = describe_tensor(plan, spec);
+  tensor.data = arena.take(payload_bytes(spec));
+  if (spec.dtype == Dtype::text) tensor.offsets = reinterpret_cast<std::int64_t*>(arena.take(offsets_bytes(plan, spec)));
+  return tensor;
+}
+
+namespace {
+
+// Request inputs and the response live in the request's slot.
+std::vector<bool> in_slot(const Plan& plan) {
+  std::vector<bool> result(plan.tensors.size());
+  for (const InputSpec& input : plan.inputs) result[input.tensor] = true;
+  result[plan.response] = true;
+  return result;
+}
+
+}  // namespace
+
+std::size_t Context::bytes(const LoadedPlan& loaded) {
+  const std::vector<bool> elsewhere = in_slot(loaded.plan);
+  std::size_t total = 0;
+  for (std::size_t i = 0; i < elsewhere.size(); ++i)
+    if (!elsewhere[i]) total += tensor_bytes(loaded.plan, loaded.plan.tensors[i]);
+  for (const auto& node : loaded.nodes)
+    if (node->cpu) total += Arena::padded(node->cpu->workspace_bytes());
+  return total;
+}
+
+Context::Context(const LoadedPlan& loaded) : loaded_(loaded), arena_(bytes(loaded)) {
+  const Plan& plan = loaded.plan;
+  std::size_t locals = 0;
+  std::size_t operands = 0;
+  const std::vector<bool> elsewhere = in_slot(plan);
+  for (std::size_t i = 0; i < plan.tensors.size(); ++i)
+    tensors_.push_back(elsewhere[i] ? describe_tensor(plan, plan.tensors[i]) : make_tensor(plan, plan.tensors[i], arena_));
+  for (const auto& node : loaded.nodes) {
+    inputs_.emplace_back(node->spec->inputs.size());
+    outputs_.emplace_back(node->spec->outputs.size());
+    const std::size_t workspace = node->cpu ? node->cpu->workspace_bytes() : 0;
+    workspaces_.emplace_back(arena_.take(workspace), workspace);
+    locals = std::max(locals, static_cast<std::size_t>(node->spec->locals));
+    for (const CallSpec& call : node->spec->calls) operands = std::max({operands, call.inputs.size(), call.outputs.size()});
+  }
+  symbols_.assign(plan.symbols.size(), -1);
+  bound_by_.assign(plan.symbols.size(), -1);
+  locals_.resize(locals);
+  operands_.resize(operands);
+  results_.resize(operands);
+}
+
+void Context::run(std::span<const Tensor> request, Tensor& response, const Limits& limits, Status& status) noexcept {
+  std::fill(symbols_.begin(), symbols_.end(), -1);
+  reached_device_ = false;
+  for (Tensor& tensor : tensors_) tensor.present = false;
+  tensors_[loaded_.plan.response] = response;
+  bool good = bind_request(request, status);
+  for (std::size_t i = 0; good && i < loaded_.nodes.size(); ++i) good = run_node(i, limits, status);
+  if (good) {
+    response.shape[0] = tensors_[loaded_.plan.response].shape[0];
+    response.present = true;
+  }
+}
+
+bool Context::bind_request(std::span<const Tensor> request, Status& status) noexcept {
+  for (std::size_t i = 0; i < request.size(); ++i) {
+    const int index = loaded_.plan.inputs[i].tensor;
+    tensors_[index] = request[i];
+    if (request[i].present && !bind_shape(index, status)) return false;
+  }
+  return true;
+}
+
+// Checks a tensor's logical shape against the bounds and against what other tensors said of the same symbols.
+bool Context::bind_shape(int index, Status& status) noexcept {
+  const Plan& plan = loaded_.plan;
+  const TensorSpec& spec = plan.tensors[index];
+  for (int i = 0; i < tensors_[index].rank; ++i) {
+    const Dim& dim = spec.shape[i];
+    const std::int64_t value = tensors_[index].shape[i] - dim.add;
+    if (dim.symbol < 0) {
+      if (value != 0) {
+        status.fail(Code::invalid_request, "%s has %lld rows in dimension %d; it must have %lld", spec.name.c_str(),
+                    static_cast<long long>(value + dim.add), i, static_cast<long long>(dim.add));
+        return false;
+      }
+      continue;
+    }
+    const Symbol& symbol = plan.symbols[dim.symbol];
+    if (value < 1 || value > symbol.bound) {
+      status.fail(Code::invalid_request, "%s has %s = %lld; it must be between 1 and %lld", spec.name.c_str(),
+                  symbol.name.c_str(), static_cast<long long>(value), static_cast<long long>(symbol.bound));
+      return false;
+    }
+    std::int64_t& known = symbols_[dim.symbol];
+    if (known >= 0 && known != value) {
+      status.fail(Code::invalid_request, "%s has %s = %lld, but %s has %lld; they must agree", spec.name.c_str(),
+                  symbol.name.c_str(), static_cast<long long>(value),
+                  plan.tensors[bound_by_[dim.symbol]].name.c_str(), static_cast<long long>(known));
+      return false;
+    }
+    if (known < 0) bound_by_[dim.symbol] = index;
+    known = value;
+  }
+  return true;
+}
+
+bool Context::run_node(std::size_t index, const Limits& limits, Status& status) noexcept {
+  const LoadedNode& node = *loaded_.nodes[index];
+  if (!reached_device_ && limits.cancelled->load(std::memory_order_relaxed)) {
+    status.fail(Code::cancelled, "the caller left before the request started");
+  } else if (!reached_device_ && Clock::now() >= limits.deadline) {
+    status.fail(Code::deadline_exceeded, "the deadline passed before the request reached the model");
+  } else {
+    const std::int64_t allocated = thread_allocations();
+    const Clock::time_point started = Clock::now();
+    if (node.cpu) {
+      run_cpu(index, status);
+    } else {
+      run_aoti(node, limits, status);
+    }
+    node.runs.fetch_add(1, std::memory_order_relaxed);
+    node.nanoseconds.fetch_add((Clock::now() - started).count(), std::memory_order_relaxed);
+    node.allocations.fetch_add(thread_allocations() - allocated, std::memory_order_relaxed);
+  }
+  if (status.ok())
+    for (int output : node.spec->outputs)
+      if (!bind_shape(output, status)) break;
+  if (!status.ok()) std::snprintf(status.node, sizeof(status.node), "%s", node.spec->name.c_str());
+  return status.ok();
+}
+
+void Context::run_cpu(std::size_t index, Status& status) noexcept {
+  const NodeSpec& spec = *loaded_.nodes[index]->spec;
+  for (std::size_t i = 0; i < spec.inputs.size(); ++i)
+    inputs_[index][i] = spec.inputs[i] < 0 ? Tensor{.present = false} : tensors_[spec.inputs[i]];
+  for (std::size_t i = 0; i < spec.outputs.size(); ++i) {
+    outputs_[index][i] = tensors_[spec.outputs[i]];
+    outputs_[index][i].present = true;
+  }
+  loaded_.nodes[index]->cpu->run(inputs_[index], outputs_[index], workspaces_[index], status);
+  if (!status.ok()) return;
+  for (std::size_t i = 0; i < spec.outputs.size(); ++i) tensors_[spec.outputs[i]] = outputs_[index][i];
+}
+
+void Context::run_aoti(const LoadedNode& node, const Limits& limits, Status& status) noexcept {
+  for (const CheckSpec& spec : node.spec->checks)
+    if (!check(spec, status)) return;
+  for (const CallSpec& spec : node.spec->calls) {
+    if (spec.when >= 0) {
+      const Tensor& chooser = tensors_[spec.when];
+      const std::int64_t value = chooser.present ? chooser.as<std::uint8_t>()[0] : spec.when_default;
+      if (value != spec.equals) continue;
+    }
+    if (!call(node, spec, limits, status)) break;
+  }
+  drop_locals();
+}
+
+bool Context::check(const CheckSpec& spec, Status& status) const noexcept {
+  if (spec.kind == CheckSpec::Kind::packed) return check_packed(spec, status);
+  const Tensor& tensor = tensors_[spec.tensor];
+  const std::int64_t count = tensor.present ? tensor.numel() : 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t value = tensor.as<std::int64_t>()[i];
+    if (value < spec.low || value >= spec.high) {
+      status.fail(Code::invalid_request, "%s[%lld] is %lld; it must be from %lld to %lld",
+                  loaded_.plan.tensors[spec.tensor].name.c_str(), static_cast<long long>(i),
+                  static_cast<long long>(value), static_cast<long long>(spec.low), static_cast<long long>(spec.high - 1));
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Context::check_packed(const CheckSpec& spec, Status& status) const noexcept {
+  const char* name = loaded_.plan.tensors[spec.cu_seqlens].name.c_str();
+  const Tensor& tensor = tensors_[spec.cu_seqlens];
+  const std::int32_t* cu_seqlens = tensor.as<std::int32_t>();
+  const std::int64_t rows = tensor.shape[0] - 1;
+  const std::int64_t tokens = tensors_[spec.tensor].shape[0];
+  if (cu_seqlens[0] != 0 || cu_seqlens[rows] != tokens) {
+    status.fail(Code::invalid_request, "%s must start at 0 and end at the number of tokens, %lld", name,
+                static_cast<long long>(tokens));
+    return false;
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t length = std::int64_t{cu_seqlens[row + 1]} - cu_seqlens[row];
+    if (length < 1 || length > spec.max_length) {
+      status.fail(Code::invalid_request, "%s: row %lld has %lld tokens; it must have from 1 to %lld", name,
+                  static_cast<long long>(row), static_cast<long long>(length), static_cast<long long>(spec.max_length));
+      return false;
+    }
+  }
+  return true;
+}
+
+std::int64_t Context::longest(int cu_seqlens) const noexcept {
+  const std::int32_t* values = tensors_[cu_seqlens].as<std::int32_t>();
+  std::int64_t most = 0;
+  for (std::int64_t i = 1; i < tensors_[cu_seqlens].shape[0]; ++i)
+    most = std::max<std::int64_t>(most, values[i] - values[i - 1]);
+  return most;
+}
+
+// Runs one package: takes a runner, wraps operands without copying, copies results into this context's buffers.
+bool Context::call(const LoadedNode& node, const CallSpec& spec, const Limits& limits, Status& status) noexcept {
+  const Package& package = *loaded_.packages[spec.package];
+  const Clock::time_point patience = reached_device_ ? Clock::time_point::max() : limits.deadline;
+  if (!package.pool().acquire(patience)) {
+    status.fail(Code::deadline_exceeded, "no runner came free before the deadline");
+    return false;
+  }
+  reached_device_ = true;
+  std::size_t wrapped = 0;
+  for (; wrapped < spec.inputs.size(); ++wrapped) {
+    operands_[wrapped] = wrap(node, spec.inputs[wrapped], package.spec().inputs[wrapped], status);
+    if (operands_[wrapped] == nullptr) break;
+  }
+  bool good = wrapped == spec.inputs.size();
+  if (!good) {
+    for (std::size_t i = 0; i < wrapped; ++i) torch_shim().delete_tensor(operands_[i]);
+  } else {
+    good = package.run(operands_.data(), results_.data(), status);
+  }
+  package.pool().release();
+  if (!good) return false;
+  for (std::size_t i = 0; i < spec.outputs.size(); ++i)
+    good = take(spec.outputs[i], package.spec().outputs[i], results_[i], status) && good;
+  return good;
+}
+
+TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const PackagePort& port, Status& status) noexcept {
+  const TorchShim& torch = torch_shim();
+  std::int64_t sizes[kMaxRank] = {};
+  std::int64_t strides[kMaxRank] = {};
+  const int rank = static_cast<int>(port.shape.size());
+  void* data = nullptr;
+  switch (operand.kind) {
+    case Operand::Kind::tensor: {
+      const Tensor& tensor = tensors_[operand.index];
+      if (!tensor.present || tensor.rank != rank || tensor.dtype != port.dtype) {
+        status.fail(Code::internal, "%s does not fit the package's input %s",
+                    loaded_.plan.tensors[operand.index].name.c_str(), port.name.c_str());
+        return nullptr;
+      }
+      std::copy_n(tensor.shape, rank, sizes);
+      data = tensor.data;
+      break;
+    }
+    case Operand::Kind::iota:
+      sizes[0] = longest(operand.index);
+      data = const_cast<std::int32_t*>(node.iota.data());
+      break;
+    case Operand::Kind::local: {
+      const TensorHandle local = locals_[operand.index].handle;
+      for (int i = 0; i < rank; ++i) torch.get_size(local, i, &sizes[i]);
+      torch.get_data_ptr(local, &data);
+      break;
+    }
+  }
+  for (int i = rank - 1; i >= 0; --i) strides[i] = i == rank - 1 ? 1 : strides[i + 1] * sizes[i + 1];
+  TensorHandle handle = nullptr;
+  if (torch.create_tensor_from_blob(data, rank, sizes, strides, 0, torch.dtypes[static_cast<int>(port.dtype)], torch.cpu,
+                                    -1, &handle) != 0)
+    status.fail(Code::internal, "cannot wrap the package's input %s", port.name.c_str());
+  return handle;
+}
+
+bool Context::expected(const Dim& dim, std::int64_t size, const char* name, Status& status) noexcept {
+  const std::int64_t value = dim.symbol < 0 ? 0 : symbols_[dim.symbol];
+  if (value < 0 || value + dim.add == size) return true;
+  status.fail(Code::internal, "the package gave %s with size %lld where %lld was planned", name,
+              static_cast<long long>(size), static_cast<long long>(value + dim.add));
+  return false;
+}
+
+// Checks what a package returned, then keeps it as a local or copies it into a buffer. Owns the handle.
+bool Context::take(const Operand& operand, const PackagePort& port, TensorHandle handle, Status& status) noexcept {
+  const TorchShim& torch = torch_shim();
+  const int rank = static_cast<int>(port.shape.size());
+  std::int64_t dims = 0;
+  std::int32_t dtype = 0;
+  std::int64_t contiguous = 1;
+  std::int64_t sizes[kMaxRank] = {};
+  void* data = nullptr;
+  bool good = torch.get_dim(handle, &dims) == 0 && torch.get_dtype(handle, &dtype) == 0 &&
+              torch.get_data_ptr(handle, &data) == 0 && dims == rank &&
+              dtype == torch.dtypes[static_cast<int>(port.dtype)];
+  for (int i = rank - 1; good && i >= 0; --i) {
+    std::int64_t stride = 0;
+    good = torch.get_size(handle, i, &sizes[i]) == 0 && torch.get_stride(handle, i, &stride) == 0 &&
+           (stride == contiguous || sizes[i] == 1);
+    contiguous *= sizes[i];
+  }
+  if (!good) status.fail(Code::internal, "the package gave %s of another dtype, rank or layout", port.name.c_str());
+  for (int i = 0; good && i < rank; ++i) good = expected(port.shape[i], sizes[i], port.name.c_str(), status);
+  const std::int64_t bytes = contiguous * static_cast<std::int64_t>(dtype_bytes(port.dtype));
+  if (good && operand.kind == Operand::Kind::tensor) {
+    Tensor& tensor = tensors_[operand.index];
+    good = bytes <= tensor.capacity && tensor.rank == rank && tensor.dtype == port.dtype;
+    if (good) {
+      std::memcpy(tensor.data, data, static_cast<std::size_t>(bytes));
+      std::copy_n(sizes, rank, tensor.shape);
+      tensor.present = true;
+    } else {
+      status.fail(Code::internal, "the package's output %s does not fit its buffer", port.name.c_str());
+    }
+  }
+  if (good && operand.kind == Operand::Kind::local) {
+    locals_[operand.index].handle = handle;
+    return true;
+  }
+  torch.delete_tensor(handle);
+  return good;
+}
+
+void Context::drop_locals() noexcept {
+  for (Local& local : locals_) {
+    if (local.handle != nullptr) torch_shim().delete_tensor(local.handle);
+    local.handle = nullptr;
+  }
+}
+
+}  // namespace dagserve

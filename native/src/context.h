@@ -1,0 +1,106 @@
+// A request context: buffers for every tensor of the plan at capacity, and the execution of the DAG over them.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dagserve/plan.h"
+#include "package.h"
+
+namespace dagserve {
+
+// A node ready to run, shared by all contexts.
+struct LoadedNode {
+  const NodeSpec* spec = nullptr;
+  std::unique_ptr<CpuNode> cpu;      // engine cpu
+  std::vector<std::int32_t> iota;    // engine aoti: 0, 1, ...
+  mutable std::atomic<std::int64_t> runs{0};
+  mutable std::atomic<std::int64_t> nanoseconds{0};
+  mutable std::atomic<std::int64_t> allocations{0};  // counted only under an allocation counter, see runtime.h
+};
+
+struct LoadedPlan {
+  Plan plan;
+  std::unique_ptr<MappedFile> weights;
+  std::vector<std::unique_ptr<Package>> packages;
+  std::vector<std::unique_ptr<LoadedNode>> nodes;
+};
+
+// Memory for tensors: one zeroed block, every piece at a 64-byte boundary.
+class Arena {
+ public:
+  explicit Arena(std::size_t bytes);
+  std::byte* take(std::size_t bytes);
+  static std::size_t padded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t(64)); }
+  };
+  std::unique_ptr<std::byte[], Free> block_;
+  std::size_t used_ = 0;
+};
+
+// Bytes a tensor's buffers take: its payload, and row offsets for text.
+std::size_t tensor_bytes(const Plan& plan, const TensorSpec& spec);
+
+// A tensor of the plan without memory, absent, its shape at the bounds.
+Tensor describe_tensor(const Plan& plan, const TensorSpec& spec);
+
+// The same over fresh memory.
+Tensor make_tensor(const Plan& plan, const TensorSpec& spec, Arena& arena);
+
+// Whether a request must stop before it reaches the device.
+struct Limits {
+  Clock::time_point deadline;
+  const std::atomic<bool>* cancelled;
+};
+
+class Context {
+ public:
+  explicit Context(const LoadedPlan& loaded);
+
+  // Runs every node. `request` are the plan's inputs in order; `response` is the slot's buffer, its shape set on success.
+  void run(std::span<const Tensor> request, Tensor& response, const Limits& limits, Status& status) noexcept;
+
+  std::span<const Tensor> tensors() const { return tensors_; }
+  static std::size_t bytes(const LoadedPlan& loaded);
+
+ private:
+  struct Local {
+    TensorHandle handle = nullptr;
+  };
+
+  bool bind_shape(int tensor, Status& status) noexcept;
+  bool bind_request(std::span<const Tensor> request, Status& status) noexcept;
+  bool run_node(std::size_t index, const Limits& limits, Status& status) noexcept;
+  void run_cpu(std::size_t index, Status& status) noexcept;
+  void run_aoti(const LoadedNode& node, const Limits& limits, Status& status) noexcept;
+  bool check(const CheckSpec& spec, Status& status) const noexcept;
+  bool check_packed(const CheckSpec& spec, Status& status) const noexcept;
+  bool call(const LoadedNode& node, const CallSpec& spec, const Limits& limits, Status& status) noexcept;
+  TensorHandle wrap(const LoadedNode& node, const Operand& operand, const PackagePort& port, Status& status) noexcept;
+  bool take(const Operand& operand, const PackagePort& port, TensorHandle handle, Status& status) noexcept;
+  bool expected(const Dim& dim, std::int64_t size, const char* name, Status& status) noexcept;
+  std::int64_t longest(int cu_seqlens) const noexcept;
+  void drop_locals() noexcept;
+
+  const LoadedPlan& loaded_;
+  Arena arena_;
+  std::vector<Tensor> tensors_;
+  std::vector<std::int64_t> symbols_;
+  std::vector<int> bound_by_;  // tensor that gave a symbol its value
+  std::vector<std::vector<Tensor>> inputs_;
+  std::vector<std::vector<Tensor>> outputs_;
+  std::vector<std::span<std::byte>> workspaces_;
+  std::vector<Local> locals_;
+  std::vector<TensorHandle> operands_;
+  std::vector<TensorHandle> results_;
+  bool reached_device_ = false;
+};
+
+}  // namespace dagserve
