@@ -157,9 +157,7 @@ def _concurrency(table: Table) -> Concurrency:
 
 
 def _admission(table: Table) -> Admission:
-    return Admission(
-        max_wait_position=locate(table, ("max_wait_ms",)), **_plain(table, "max_queued", "max_wait_ms", "deadline_ms")
-    )
+    return Admission(**_plain(table, "max_queued", "max_wait_ms", "deadline_ms"))
 
 
 def _validation(table: Table) -> Validation:

@@ -96,7 +96,6 @@ class Admission:
     max_queued: int = 64
     max_wait_ms: int = 100
     deadline_ms: int = 1000
-    max_wait_position: Position = field(default=START, compare=False)
 
 
 @dataclass(frozen=True)

@@ -118,9 +118,10 @@ def _at(tree: Tree, path: Path) -> Tree:
 def _unknown_keys(error: ValidationError, path: Path, tree: Tree, source: Source, prefix: Path) -> Iterator[Violation]:
     known = list(error.schema.get("properties", {}))
     table = _at(tree, path)
-    for entry in table if isinstance(table, Table) else ():
+    assert isinstance(table, Table)
+    for entry in table:
         if entry.key not in known:
-            free = [k for k in known if table.get(k) is None] if isinstance(table, Table) else known
+            free = [k for k in known if table.get(k) is None]
             fix = sentence(f"use one of {', '.join(known)}", did_you_mean(entry.key, free or known))
             message = f"unknown key `{_short(entry.key)}` in {_place((*prefix, *path))}"
             yield _violation(source, entry.key_position, (*path, entry.key), message, fix)
@@ -128,9 +129,12 @@ def _unknown_keys(error: ValidationError, path: Path, tree: Tree, source: Source
 
 def _missing_keys(error: ValidationError, path: Path, tree: Tree, source: Source, prefix: Path) -> Iterator[Violation]:
     table = _at(tree, path)
+    assert isinstance(table, Table)
+    known = error.schema.get("properties", {})
     for key in error.schema["required"]:
-        if isinstance(table, Table) and table.get(key) is None:
-            example = _example(error.schema.get("properties", {}).get(key, {}))
+        misspelt = any(e.key not in known and did_you_mean(e.key, [key]) for e in table)
+        if table.get(key) is None and not misspelt:
+            example = _example(known.get(key, {}))
             message = f"{_place((*prefix, *path))} has no `{key}`"
             yield _violation(source, table.position, (*path, key), message, f"add `{key}: {example}`")
 
