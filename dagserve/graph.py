@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -205,7 +207,8 @@ def load_definition(op: str) -> type[NodeDefinition]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a user's module may raise anything while it is imported
-        raise ValueError(f"cannot import `{module_name}`: {error}; check the name and that it is installed") from error
+        fix = sentence("check the name and that it is installed", _similar_module(module_name))
+        raise ValueError(f"cannot import `{module_name}`: {error}; {fix}") from error
     found = getattr(module, name, None)
     if not _is_definition(found):
         known = [n for n, value in vars(module).items() if _is_definition(value)]
@@ -217,3 +220,9 @@ def load_definition(op: str) -> type[NodeDefinition]:
 def _is_definition(value: object) -> bool:
     members = ("engine", "options", "interface")
     return isinstance(value, type) and value is not NodeDefinition and all(hasattr(value, m) for m in members)
+
+
+def _similar_module(name: str) -> str:
+    parent = sys.modules.get(name.rpartition(".")[0])
+    siblings = pkgutil.iter_modules(getattr(parent, "__path__", []), f"{parent.__name__}.") if parent else ()
+    return did_you_mean(name, [module.name for module in siblings])

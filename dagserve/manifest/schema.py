@@ -93,7 +93,7 @@ def _explain(error: ValidationError, tree: Tree, source: Source, prefix: Path) -
     path = tuple(error.absolute_path)
     if "propertyNames" in error.absolute_schema_path:
         key = str(error.instance)
-        fix = sentence("use another name", _describe_pattern(error.schema))
+        fix = f"write {_describe_pattern(error.schema)}"
         at = locate_key(_at(tree, path), key)
         yield _violation(
             source, at, (*path, key), f"`{_short(key)}` is not a name for `{_name((*prefix, *path))}`", fix
@@ -175,7 +175,7 @@ _MESSAGES: Mapping[str, Explain] = {
     "minLength": lambda n, _v, _w, s: (f"`{n}` is empty", f"write text, for example `{_example(s)}`"),
     "maxLength": lambda n, _v, w, _: (f"`{n}` is longer than {w} characters", "shorten it"),
     "minItems": lambda n, _v, w, _: (f"`{n}` has fewer than {w} items", f"list at least {w}"),
-    "minProperties": lambda n, _v, w, _: (f"`{n}` is empty", f"add at least {w}"),
+    "minProperties": lambda n, _v, w, _: (f"`{n}` is empty", "add one" if w == 1 else f"add at least {w}"),
     "uniqueItems": lambda n, _v, _w, _s: (f"`{n}` lists a value twice", "keep one"),
     "pattern": lambda n, v, _w, s: (
         f"`{n}` is `{_short(v)}`, which is not of the right form",

@@ -108,7 +108,8 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise self._refuse(at, f"nested more than {MAX_DEPTH} deep", "flatten the manifest")
         if event.tag is not None:
-            self._report(at, f"tag `{event.tag}` is not supported", "remove it")
+            tag = str(event.tag).replace("tag:yaml.org,2002:", "!!")
+            self._report(at, f"tag `{tag}` is not supported", "remove it")
         if kind == "MappingStartEvent":
             return self._mapping(at, depth)
         if kind == "SequenceStartEvent":

@@ -106,8 +106,8 @@ def _entry_mistake(graph: Graph, entry: Entry) -> Iterator[Diagnostic]:
         yield graph.mistake(entry.value.position, message, problem[1], "sample")
 
 
-_REQUIRED = {"query": ("text",), "items": ("text[batch]",)}
-_OPTIONAL = {"labels": ("text[labels]",), "label_token_ids": ("i64[labels]",), "apply_softmax": ("bool",)}
+_REQUIRED = {"query": "text", "items": "text[batch]"}
+_OPTIONAL = {"labels": "text[labels]", "label_token_ids": "i64[labels]", "apply_softmax": "bool"}
 
 
 def check_endpoint(graph: Graph) -> Graph:
@@ -122,7 +122,7 @@ def check_endpoint(graph: Graph) -> Graph:
 def _score_mistakes(graph: Graph) -> Iterator[Diagnostic]:
     endpoint = graph.manifest.endpoint
     assert endpoint is not None
-    for name, (kind,) in _REQUIRED.items():
+    for name, kind in _REQUIRED.items():
         if name not in graph.manifest.inputs and not graph.manifest.is_broken("inputs", name):
             fix = sentence(
                 f'add `{name}: {{type: "{kind}"}}` under `inputs`', did_you_mean(name, graph.manifest.inputs)
@@ -135,7 +135,7 @@ def _score_mistakes(graph: Graph) -> Iterator[Diagnostic]:
 
 def _score_input(graph: Graph, tensor: Tensor) -> Iterator[Diagnostic]:
     spec = graph.manifest.inputs[tensor.name]
-    (wanted,) = {**_REQUIRED, **_OPTIONAL}.get(tensor.name, ("",))
+    wanted = {**_REQUIRED, **_OPTIONAL}.get(tensor.name, "")
     if wanted and tensor.known and not _same_form(tensor.type, wanted):
         message = f"endpoint score gives `{tensor.name}` as {wanted}, but it is {tensor.type}"
         yield graph.mistake(tensor.position, message, f'write `type: "{wanted}"`', "endpoint")
@@ -164,6 +164,6 @@ def _score_response(graph: Graph) -> Iterator[Diagnostic]:
             )
         return
     tensor = graph.tensors.get(graph.outputs.get("response", ""))
-    if tensor and tensor.known and not _same_form(tensor.type, "u8[bytes]"):
+    if tensor and tensor.known and (tensor.type.dtype, len(tensor.type.shape)) != ("u8", 1):
         message = f"endpoint score returns bytes, u8[symbol], but `{tensor.name}` is {tensor.type}"
         yield graph.mistake(text.position, message, "name an output such as that of encode_scores", "endpoint")

@@ -43,21 +43,21 @@ def _tier_mistakes(graph: Graph, target: Target) -> list[Diagnostic]:
 
 def plan_buffers(graph: Graph) -> Graph:
     """The capacity in bytes of every tensor at the bounds."""
-    found: list[Diagnostic] = []
-    tensors = {name: replace(t, capacity=_capacity(graph, t, found)) for name, t in graph.tensors.items()}
-    return graph.reporting(found, tensors=frozen(tensors))
+    tensors = {name: replace(t, capacity=_capacity(graph, t)) for name, t in graph.tensors.items()}
+    too_large = [t for t in tensors.values() if t.capacity > MAX_TENSOR_BYTES]
+    # One bound that is a slip shows in many buffers: the first tells it.
+    return graph.reporting([_size_mistake(graph, t) for t in too_large[:1]], tensors=frozen(tensors))
 
 
-def _capacity(graph: Graph, tensor: Tensor, found: list[Diagnostic]) -> int:
+def _capacity(graph: Graph, tensor: Tensor) -> int:
     if not tensor.known or any(s not in graph.bounds for s in tensor.type.symbols):
         return 0
-    size = (
-        tensor.type.numel(graph.bounds) * DTYPE_BYTES[tensor.type.dtype]
-        if tensor.type.dtype != "text"
-        else tensor.max_bytes
-    )
-    if size > MAX_TENSOR_BYTES:
-        message = f"`{tensor.name}` takes {size} bytes at the bounds"
-        fix = f"lower the bounds of {', '.join(tensor.type.symbols)}" if tensor.type.symbols else "lower its dimensions"
-        found.append(graph.mistake(tensor.position, message, fix, "size"))
-    return size
+    if tensor.type.dtype == "text":
+        return tensor.max_bytes
+    return tensor.type.numel(graph.bounds) * DTYPE_BYTES[tensor.type.dtype]
+
+
+def _size_mistake(graph: Graph, tensor: Tensor) -> Diagnostic:
+    symbols = tensor.type.symbols
+    fix = f"lower the bounds of {', '.join(symbols)}" if symbols else "lower its dimensions"
+    return graph.mistake(tensor.position, f"`{tensor.name}` takes {tensor.capacity} bytes at the bounds", fix, "size")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dagserve.errors import Diagnostic
-from dagserve.graph import Graph, GraphNode, Tensor, frozen
+from dagserve.graph import UNKNOWN, Graph, GraphNode, Tensor, frozen
 from dagserve.interface import Port
 from dagserve.manifest import Position
 from dagserve.manifest.source import did_you_mean, sentence
@@ -22,34 +22,53 @@ def unify_shapes(graph: Graph) -> Graph:
     ``i32[B+1]`` on tensor ``i32[batch+1]`` makes ``B`` the manifest's ``batch``.
     """
     found: list[Diagnostic] = []
-    nodes = tuple(_unify_node(graph, node, found) for node in graph.nodes)
-    return graph.reporting(found, nodes=nodes)
+    nodes: list[GraphNode] = []
+    for node in graph.nodes:
+        graph, unified = _unify_node(graph, node, found)
+        nodes.append(unified)
+    return graph.reporting(found, nodes=tuple(nodes))
 
 
-def _unify_node(graph: Graph, node: GraphNode, found: list[Diagnostic]) -> GraphNode:
+def _unify_node(graph: Graph, node: GraphNode, found: list[Diagnostic]) -> tuple[Graph, GraphNode]:
+    """The node with its dimensions settled, and the graph with mistaken types of its outputs put right."""
     if node.interface is None:
-        return node
+        return graph, node
     dims: Dims = {}
+    complete = _is_complete(graph, node)
     for port in node.interface.inputs:
         tensor = graph.tensors.get(node.inputs.get(port.name, ""))
         if tensor and tensor.known and not _repeats(port, tensor) and not _matches(port.type, tensor.type, dims):
             found.append(_input_mistake(graph, node, port, tensor, dims))
-    given = {s for port in _shaping_inputs(graph, node) for s in port.type.symbols}
+            complete = False
     for port in node.interface.outputs:
         tensor = graph.tensors.get(node.outputs.get(port.name, ""))
         if tensor and tensor.known and not _matches(port.type, tensor.type, dims):
             found.append(_output_mistake(graph, node, port, tensor, dims))
-    binds = (d.symbol for s, d in dims.items() if s not in given and d.symbol)
-    return replace(node, dims=frozen(dims), binds=tuple(dict.fromkeys(binds)))
+            corrected = replace(tensor, type=_corrected(port, dims))
+            graph = replace(graph, tensors=frozen({**graph.tensors, tensor.name: corrected}))
+    binds = [dims[s].symbol for s in dims if s in _free_symbols(graph, node, dims) and dims[s].symbol]
+    return graph, replace(node, dims=frozen(dims), binds=tuple(dict.fromkeys(binds)) if complete else ())
 
 
-def _shaping_inputs(graph: Graph, node: GraphNode) -> Iterator[Port]:
-    """Connected input ports that are not one text repeated for every row."""
+def _corrected(port: Port, dims: Mapping[str, Dim]) -> TensorType:
+    """The type a mistaken declaration should have had, so that readers of the tensor are not blamed for it."""
+    return _settled(port.type, dims) if dims.keys() >= set(port.type.symbols) else UNKNOWN
+
+
+def _is_complete(graph: Graph, node: GraphNode) -> bool:
+    """Whether every input of the node is known, so that a free symbol really is decided by the node."""
     assert node.interface is not None
-    for port in node.interface.inputs:
-        tensor = graph.tensors.get(node.inputs.get(port.name, ""))
-        if tensor and not _repeats(port, tensor):
-            yield port
+    required = {port.name for port in node.interface.inputs if not port.optional}
+    connected = all(graph.tensors[name].known for name in node.inputs.values())
+    return connected and node.inputs.keys() == node.spec.inputs.keys() and required <= node.inputs.keys()
+
+
+def _free_symbols(graph: Graph, node: GraphNode, dims: Mapping[str, Dim]) -> set[str]:
+    """The definition's symbols that no connected input settles."""
+    assert node.interface is not None
+    tensors = ((port, graph.tensors.get(node.inputs.get(port.name, ""))) for port in node.interface.inputs)
+    shaping = (port for port, tensor in tensors if tensor and not _repeats(port, tensor))
+    return dims.keys() - {symbol for port in shaping for symbol in port.type.symbols}
 
 
 def _repeats(port: Port, tensor: Tensor) -> bool:
@@ -93,22 +112,21 @@ def _wants(port: Port, dims: Mapping[str, Dim]) -> str:
 
 def _input_mistake(graph: Graph, node: GraphNode, port: Port, tensor: Tensor, dims: Dims) -> Diagnostic:
     message = f"`{node.name}.{port.name}` takes {_wants(port, dims)}, but `{tensor.name}` is {tensor.type}"
-    fitting = [t.name for t in graph.tensors.values() if t.known and _fits(port, t, dims, node)]
-    fix = sentence(f"connect {_article(_settled(port.type, dims))}", did_you_mean_tensor(tensor.name, fitting))
+    wanted = _article(_settled(port.type, dims)) + (" or one text for every row" if port.broadcast else "")
+    fix = sentence(f"connect {wanted}", _suggestion(graph, node, port, tensor, dims))
     return graph.mistake(node.spec.inputs[port.name].position, message, fix, "shape")
 
 
-def _fits(port: Port, tensor: Tensor, dims: Dims, node: GraphNode) -> bool:
-    return tensor.node != node.name and _matches(port.type, tensor.type, dict(dims))
-
-
-def did_you_mean_tensor(name: str, fitting: list[str]) -> str:
-    """A suggestion when exactly one tensor fits, or one that fits has a similar name."""
-    return f"did you mean `{fitting[0]}`?" if len(fitting) == 1 else did_you_mean(name, fitting)
+def _suggestion(graph: Graph, node: GraphNode, port: Port, tensor: Tensor, dims: Dims) -> str:
+    """A tensor that fits: the one named like the port, or the only one, or one named like the wrong one."""
+    others = (t for t in graph.tensors.values() if t.known and t.node != node.name)
+    fitting = {t.name: t.port for t in others if _matches(port.type, t.type, dict(dims))}
+    likely = [name for name, port_name in fitting.items() if port_name == port.name] or list(fitting)
+    return f"did you mean `{likely[0]}`?" if len(likely) == 1 else did_you_mean(tensor.name, likely)
 
 
 def _article(kind: TensorType) -> str:
-    return f"{'an' if kind.dtype.startswith('i') else 'a'} {kind}"
+    return f"{'an' if kind.dtype[0] in 'if' else 'a'} {kind}"
 
 
 def _output_mistake(graph: Graph, node: GraphNode, port: Port, tensor: Tensor, dims: Dims) -> Diagnostic:
@@ -167,21 +185,16 @@ def _place_of(graph: Graph, node: GraphNode, local: str) -> Position:
 def _two_owners(graph: Graph) -> Iterator[Diagnostic]:
     owners = {s: f"request input `{t.name}`" for t in graph.tensors.values() if not t.node for s in t.type.symbols}
     for node in graph.nodes:
-        decided = [(local, d.symbol) for local, d in node.dims.items() if d.symbol in node.binds]
-        for local, symbol in decided:
-            if local not in _free_symbols(graph, node):
-                continue
+        free = _free_symbols(graph, node, node.dims) if node.binds else set()
+        for local in sorted(free, key=list(node.dims).index):
+            symbol = node.dims[local].symbol
             if symbol in owners:
                 message = (
                     f"`{symbol}` is the size of {owners[symbol]}, but node `{node.name}` decides another size here"
                 )
                 yield graph.mistake(_place_of(graph, node, local), message, "use a symbol of its own", "bound")
-            owners.setdefault(symbol, f"an output of node `{node.name}`")
-
-
-def _free_symbols(graph: Graph, node: GraphNode) -> set[str]:
-    given = {s for port in _shaping_inputs(graph, node) for s in port.type.symbols}
-    return set(node.dims) - given
+            elif symbol:
+                owners[symbol] = f"an output of node `{node.name}`"
 
 
 def _unbounded(graph: Graph, bounds: Mapping[str, int]) -> Iterator[Diagnostic]:
