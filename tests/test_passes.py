@@ -34,7 +34,7 @@ targets: {cpu: {}}
 
 @pytest.fixture(name="join")
 def join_of(tmp_path: Path) -> Callable[..., Graph]:
-    def join(a: str, b: str, out: str, bounds: str = "m: 5, k: 7") -> Graph:
+    def join(a: str, b: str, out: str, bounds: str = "m: 5, k: 17") -> Graph:
         text = JOIN.replace("BOUNDS", bounds).replace('"A"', f'"{a}"').replace('"B"', f'"{b}"').replace("OUT", out)
         (tmp_path / "m.yaml").write_text(text)
         return check_manifest(tmp_path / "m.yaml", environment={})
@@ -59,7 +59,7 @@ def messages(run: Callable[[], object]) -> list[str]:
     ],
 )
 def test_shapes_that_unify(join: Callable[..., Graph], a: str, b: str, out: str, m: Dim) -> None:
-    bounds = ", ".join(s for s in ("m: 5", "k: 7") if s[0] in a.removeprefix("f32"))
+    bounds = ", ".join(s for s in ("m: 5", "k: 17") if s[0] in a.removeprefix("f32"))
     graph = join(a, b, out, bounds)
     assert graph.node("join").dims["M"] == m
     assert graph.bounds["r"] == 10
@@ -100,15 +100,15 @@ def test_shapes_that_do_not(join: Callable[..., Graph], a: str, b: str, out: str
 
 def test_a_node_s_bound_of_an_offset_symbol(join: Callable[..., Graph]) -> None:
     assert join("f32[m+2,k]", "f32[k,3]", "f32[m,r+4]").bounds["r"] == 7
-    assert join("f32[m+2,k]", "f32[k,3]", "f32[m,r+4]", "m: 5, k: 7, r: 7").bounds["r"] == 7
-    found = messages(lambda: join("f32[m+2,k]", "f32[k,3]", "f32[m,r+4]", "m: 5, k: 7, r: 6"))
+    assert join("f32[m+2,k]", "f32[k,3]", "f32[m,r+4]", "m: 5, k: 17, r: 7").bounds["r"] == 7
+    found = messages(lambda: join("f32[m+2,k]", "f32[k,3]", "f32[m,r+4]", "m: 5, k: 17, r: 6"))
     assert found == ["bound `r` is 6, but node `join` makes up to 7"]
 
 
 def test_bounds_a_definition_looks_at_are_used(join: Callable[..., Graph]) -> None:
-    graph = join("f32[m+2,k]", "f32[k,3]", "f32[m,r+1]", "m: 5, k: 7, unread: 3")
+    graph = join("f32[m+2,k]", "f32[k,3]", "f32[m,r+1]", "m: 5, k: 17, unread: 3")
     assert graph.node("join").bounds_read == {"unread"}
-    found = messages(lambda: join("f32[m+2,k]", "f32[k,3]", "f32[m,r+1]", "m: 5, k: 7, other: 3"))
+    found = messages(lambda: join("f32[m+2,k]", "f32[k,3]", "f32[m,r+1]", "m: 5, k: 17, other: 3"))
     assert found == ["no type uses the bound `other`"]
 
 
@@ -124,8 +124,8 @@ def test_defaults_of_options_and_nested_options(join: Callable[..., Graph], tmp_
     with pytest.raises(ManifestError) as caught:
         check_manifest(tmp_path / "m.yaml", environment={})
     assert [(d.line, d.column, d.message) for d in caught.value.diagnostics] == [
-        (11, 33, "`nodes.join.with.table[1][1]` is text, but must be an integer"),
-        (11, 45, "`nodes.join.with.scale` is -1, but must be at least 0"),
+        (11, 32, "`nodes.join.with.table[1][1]` is text, but must be an integer"),
+        (11, 44, "`nodes.join.with.scale` is -1, but must be at least 0"),
     ]
 
 
@@ -158,6 +158,7 @@ def test_mistakes_of_form_and_meaning_come_together(tmp_path: Path) -> None:
         "nothing makes `itms`",
         "unknown variable `modle`",
         "`nodes.score.with.reduce` is `softmx`",
+        "`encode.scores` takes f32[B,N], but `score.scores` is f16[batch,labels]",
         "target `cpu` has 9 runners",
         "unknown key `mx_queued`",
     ]

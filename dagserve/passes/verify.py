@@ -19,9 +19,10 @@ def verify(before: Graph, after: Graph, name: str, done: frozenset[str]) -> None
     Raises:
         PassError: an invariant does not hold.
     """
-    problems = [*_kept(before, after), *_consistent(after)]
+    # The rest of the checks look nodes up, so they need them to be there.
+    problems = [*_kept(before, after)] or [*_consistent(after)]
     for needed, check in _AFTER.items():
-        if needed in done and not after.diagnostics:
+        if needed in done and not problems and not after.diagnostics:
             problems += check(after)
     if problems:
         raise PassError(f"pass {name}: {'; '.join(problems)}")
