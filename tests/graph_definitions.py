@@ -16,7 +16,7 @@ class Join:
     )
 
     @staticmethod
-    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
         """``a: f32[M+2,K]``, ``b: f32[K,3]`` -> ``out: f32[M,R+1]`` with ``R`` at most 10."""
         assert bounds.get("unread", 0) is not None
         inputs = (Port.of("a", "f32[M+2,K]"), Port.of("b", "f32[K,3]", optional=True))
@@ -30,7 +30,7 @@ class Model:
     options: ClassVar[tuple[Option, ...]] = (Option("max_length", {"type": "integer"}),)
 
     @staticmethod
-    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
         """``x: f32[N]`` -> ``y: f32[N]``."""
         return Interface((Port.of("x", "f32[N]"), Port.of("more", "f32[N]", optional=True)), (Port.of("y", "f32[N]"),))
 

@@ -32,7 +32,7 @@ def test_order_does_not_follow_the_file_where_it_cannot(tmp_path: Path) -> None:
     moved = moved.replace("nodes:\n", "nodes:\n" + encode)
     (tmp_path / "m.yaml").write_text(moved)
     graph = check_manifest(tmp_path / "m.yaml", environment={})
-    assert list(graph.manifest.nodes)[0] == "encode"
+    assert next(iter(graph.manifest.nodes)) == "encode"
     assert [node.name for node in graph.nodes] == ["tokenize", "resolve_labels", "score", "encode"]
 
 
@@ -170,7 +170,8 @@ def test_a_module_that_fails_to_import(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_checking_does_not_import_torch() -> None:
     code = (
-        "import sys; from dagserve.passes import check_manifest; check_manifest('manifests/relevance.yaml', environment={});"
+        "import sys; from dagserve.passes import check_manifest;"
+        "check_manifest('manifests/relevance.yaml', environment={});"
         "print([m for m in ('torch', 'numpy', 'matplotlib', 'transformers') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

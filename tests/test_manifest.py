@@ -1,6 +1,7 @@
 """Reading manifests: YAML, variables, schema, the frozen model."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -247,8 +248,24 @@ def test_deep_nesting(tmp_path: Path) -> None:
     assert "nested more than 32 deep" in mistakes(tmp_path, "a: " + "[" * 40 + "]" * 40)[0]
 
 
-@pytest.mark.parametrize("text", ['a: "\\UFFFFFFFF"', 'a: "\\ud800"', "%YAML 9.9\n---\na: 1", "a: !!python/object:os.system x",
-                                  "a: !<", "? [a]\n: 1", "a: \0", "\x07", "&", "a: |99\n x", "- ", "'", "%TAG ! x\n--- !y 1"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        'a: "\\UFFFFFFFF"',
+        'a: "\\ud800"',
+        "%YAML 9.9\n---\na: 1",
+        "a: !!python/object:os.system x",
+        "a: !<",
+        "? [a]\n: 1",
+        "a: \0",
+        "\x07",
+        "&",
+        "a: |99\n x",
+        "- ",
+        "'",
+        "%TAG ! x\n--- !y 1",
+    ],
+)
 def test_odd_yaml_is_refused(tmp_path: Path, text: str) -> None:
     assert mistakes(tmp_path, text)
 
@@ -269,3 +286,15 @@ def test_printed_form_loads_as_the_same_manifest(tmp_path: Path) -> None:
     for manifest in (load(tmp_path, text), load_manifest(RELEVANCE, environment={})):
         assert load(tmp_path, print_manifest(manifest)) == manifest
     assert load(tmp_path, SMALL) != load(tmp_path, text)
+
+
+def test_the_page_describes_every_field() -> None:
+    page = (ROOT / "docs" / "manifest.md").read_text()
+    names = {path.rpartition(".")[2] for path, _ in walk(manifest_schema())} - {
+        "identifier",
+        "slug",
+        "input",
+        "node",
+        "target",
+    }
+    assert sorted(name for name in names if not re.search(rf"`(\w+)?\.?{name}(\.\w+)?`", page)) == []

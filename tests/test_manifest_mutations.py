@@ -17,10 +17,53 @@ from dagserve.passes import check_manifest
 
 TEXT = (Path(__file__).parent.parent / "manifests" / "relevance.yaml").read_text()
 PIECES = [
-    "{", "}", "[", "]", ":", ",", "-", "\n", "  ", "\t", '"', "'", "#", "|", ">", "*a", "&a ", "!!int ", "${model}", "${", "null",
-    "0", "-1", "99999999999", "1e400", "true", "text", "i64[tokens]", "f32[batch+1]", "tokens", "tokenize", "tokenize.tokens",
-    "score.scores", "query", "cpu", "aoti", "with", "inputs", "outputs", "\u2028", "\x85", "\U0001d11e", "\0", "%YAML 1.1\n", "---\n", "? ",
-]  # fmt: skip
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    "-",
+    "\n",
+    "  ",
+    "\t",
+    '"',
+    "'",
+    "#",
+    "|",
+    ">",
+    "*a",
+    "&a ",
+    "!!int ",
+    "${model}",
+    "${",
+    "null",
+    "0",
+    "-1",
+    "99999999999",
+    "1e400",
+    "true",
+    "text",
+    "i64[tokens]",
+    "f32[batch+1]",
+    "tokens",
+    "tokenize",
+    "tokenize.tokens",
+    "score.scores",
+    "query",
+    "cpu",
+    "aoti",
+    "with",
+    "inputs",
+    "outputs",
+    "\u2028",
+    "\x85",
+    "\U0001d11e",
+    "\0",
+    "%YAML 1.1\n",
+    "---\n",
+    "? ",
+]
 WORDS = sorted({word for line in TEXT.splitlines() for word in line.replace(",", " ").split()})
 
 MUTATION = st.tuples(
@@ -53,13 +96,15 @@ def check_text(path: Path, text: str) -> None:
         warnings.simplefilter("error")
         try:
             check_manifest(path, environment={})
+            return
         except ManifestError as error:
-            assert error.diagnostics
-            lines = text.removeprefix("\ufeff").split("\n")
-            for d in error.diagnostics:
-                assert 1 <= d.line <= len(lines), d
-                assert 1 <= d.column <= len(lines[d.line - 1]) + 1, d
-                assert d.message
+            diagnostics = error.diagnostics
+    assert diagnostics
+    lines = text.removeprefix("\ufeff").split("\n")
+    for d in diagnostics:
+        assert 1 <= d.line <= len(lines), d
+        assert 1 <= d.column <= len(lines[d.line - 1]) + 1, d
+        assert d.message
 
 
 @SETTINGS

@@ -190,17 +190,29 @@ def test_every_target_s_tiers_are_checked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "default", "problem"),
     [
-        ("i64", "1", ""), ("i64", "1.0", "an integer"), ("i64", "true", "an integer"), ("i64", str(2**63), "an integer"),
-        ("u8", "256", "an integer from 0 to 255"), ("f32", "1", ""), ("f32", "x", "a number"), ("bool", "0", "true or false"),
-        ("text", "1", "text"), ("text", '"ééé"', "6 bytes"), ("i64", "[1]", "is a list"), ('"i64[labels]"', "1", "is one value"),
-        ('"i64[labels]"', "[1, 2]", ""), ('"i64[labels]"', "[]", "has 0 values"), ('"i64[3]"', "[1, 2]", "has 2 values"),
-        ('"i64[labels]"', f"[{', '.join('1' * 17)}]", "has 17 values"), ('"f32[2,2]"', "[1]", "more than one dimension"),
+        ("i64", "1", ""),
+        ("i64", "1.0", "an integer"),
+        ("i64", "true", "an integer"),
+        ("i64", str(2**63), "an integer"),
+        ("u8", "256", "an integer from 0 to 255"),
+        ("f32", "1", ""),
+        ("f32", "x", "a number"),
+        ("bool", "0", "true or false"),
+        ("text", "1", "text"),
+        ("text", '"ééé"', "6 bytes"),
+        ("i64", "[1]", "is a list"),
+        ('"i64[labels]"', "1", "is one value"),
+        ('"i64[labels]"', "[1, 2]", ""),
+        ('"i64[labels]"', "[]", "has 0 values"),
+        ('"i64[3]"', "[1, 2]", "has 2 values"),
+        ('"i64[labels]"', f"[{', '.join('1' * 17)}]", "has 17 values"),
+        ('"f32[2,2]"', "[1]", "more than one dimension"),
     ],
-)  # fmt: skip
+)
 def test_defaults_fit_their_type(tmp_path: Path, kind: str, default: str, problem: str) -> None:
     size = ", max_bytes: 5" if kind == "text" else ""
     line = f"  extra: {{type: {kind}, default: {default}{size}}}\n"
-    node = '  use:\n    engine: cpu\n    op: graph_definitions:Join\n    inputs: {a: extra}\n    outputs: {out: "f32[a,b]"}\n'
+    node = '  use: {engine: cpu, op: graph_definitions:Join, inputs: {a: extra}, outputs: {out: "f32[a,b]"}}\n'
     text = RELEVANCE.read_text().replace("inputs:\n", f"inputs:\n{line}", 1).replace("nodes:\n", f"nodes:\n{node}")
     (tmp_path / "m.yaml").write_text(text)
     found = [m for m in messages(lambda: check_manifest(tmp_path / "m.yaml", environment={})) if "the default of" in m]
