@@ -298,3 +298,8 @@ def test_the_page_describes_every_field() -> None:
         "target",
     }
     assert sorted(name for name in names if not re.search(rf"`(\w+)?\.?{name}(\.\w+)?`", page)) == []
+
+
+def test_a_name_with_a_newline_at_its_end(tmp_path: Path) -> None:
+    found = mistakes(tmp_path, SMALL.replace("name: small", 'name: "small\\n"'))
+    assert [line.split(";")[0] for line in found] == ["2:7: `name` is `small\\n`, which is not of the right form"]

@@ -105,6 +105,7 @@ def check_text(path: Path, text: str) -> None:
         assert 1 <= d.line <= len(lines), d
         assert 1 <= d.column <= len(lines[d.line - 1]) + 1, d
         assert d.message
+        assert f"{d.message}{d.fix}".isprintable()
 
 
 @SETTINGS

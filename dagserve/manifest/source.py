@@ -37,8 +37,8 @@ class Source:
         return Position(self.text.count("\n", 0, index) + 1, index - self.text.rfind("\n", 0, index))
 
     def diagnostic(self, at: Position, message: str, fix: str = "", code: str = "") -> Diagnostic:
-        """A mistake at a place in this file."""
-        return Diagnostic(self.file, at.line, at.column, message, fix, code)
+        """A mistake at a place in this file, told in one printable line whatever text it quotes."""
+        return Diagnostic(self.file, at.line, at.column, _printable(message), _printable(fix), code)
 
 
 def read_source(path: str | Path) -> Source:
@@ -67,6 +67,10 @@ def read_source(path: str | Path) -> Source:
 
 def _unreadable(file: str, message: str, fix: str) -> ManifestError:
     return ManifestError([Diagnostic(file, START.line, START.column, message, fix)])
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
