@@ -1,0 +1,63 @@
+"""Passes about a target: where things are, how many run at once, and how large buffers are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagserve.errors import Diagnostic
+from dagserve.graph import Graph, Tensor, frozen
+from dagserve.manifest import Target
+from dagserve.shapes import DTYPE_BYTES
+
+MAX_TENSOR_BYTES = 2**40
+"""Largest buffer of one tensor, in bytes; more is taken for a slip in the bounds."""
+
+
+def place_devices(graph: Graph) -> Graph:
+    """CPU nodes on the host, aoti nodes on the target's device; a tensor is where its producer makes it."""
+    device = graph.target.device
+    nodes = tuple(replace(n, device=device if n.engine == "aoti" else "cpu") for n in graph.nodes)
+    places = {n.name: n.device for n in nodes}
+    tensors = {name: replace(t, device=places.get(t.node, "cpu")) for name, t in graph.tensors.items()}
+    return replace(graph, nodes=nodes, tensors=frozen(tensors))
+
+
+def check_tiers(graph: Graph) -> Graph:
+    """On every target ``runners <= contexts <= in_flight``: the rest of a larger tier could never be used."""
+    return graph.reporting([m for target in graph.manifest.targets.values() for m in _tier_mistakes(graph, target)])
+
+
+def _tier_mistakes(graph: Graph, target: Target) -> list[Diagnostic]:
+    tiers = target.concurrency
+    found = []
+    if tiers.runners > tiers.contexts:
+        message = f"target `{target.name}` has {tiers.runners} runners for {tiers.contexts} contexts"
+        fix = f"write at most `runners: {tiers.contexts}`, or raise contexts"
+        found.append(graph.mistake(tiers.runners_position, message, fix, "tier"))
+    if tiers.contexts > tiers.in_flight:
+        message = f"target `{target.name}` has {tiers.contexts} contexts for {tiers.in_flight} requests in flight"
+        fix = f"write at most `contexts: {tiers.in_flight}`, or raise in_flight"
+        found.append(graph.mistake(tiers.contexts_position, message, fix, "tier"))
+    return found
+
+
+def plan_buffers(graph: Graph) -> Graph:
+    """The capacity in bytes of every tensor at the bounds."""
+    tensors = {name: replace(t, capacity=_capacity(graph, t)) for name, t in graph.tensors.items()}
+    too_large = [t for t in tensors.values() if t.capacity > MAX_TENSOR_BYTES]
+    # One bound that is a slip shows in many buffers: the first tells it.
+    return graph.reporting([_size_mistake(graph, t) for t in too_large[:1]], tensors=frozen(tensors))
+
+
+def _capacity(graph: Graph, tensor: Tensor) -> int:
+    if not tensor.known or any(s not in graph.bounds for s in tensor.type.symbols):
+        return 0
+    if tensor.type.dtype == "text":
+        return tensor.max_bytes
+    return tensor.type.numel(graph.bounds) * DTYPE_BYTES[tensor.type.dtype]
+
+
+def _size_mistake(graph: Graph, tensor: Tensor) -> Diagnostic:
+    symbols = tensor.type.symbols
+    fix = f"lower the bounds of {', '.join(symbols)}" if symbols else "lower its dimensions"
+    return graph.mistake(tensor.position, f"`{tensor.name}` takes {tensor.capacity} bytes at the bounds", fix, "size")
