@@ -59,19 +59,18 @@ class LabelsNode final : public CpuNode {
 
   void resolve_texts(const Tensor& labels, Tensor& output, std::span<std::byte> workspace, Status& status) const {
     if (!check_count("labels", labels.rows(), output, status)) return;
-    for (std::int64_t i = 0; i < labels.rows(); ++i) {
-      const auto row = static_cast<long long>(i);
-      const std::size_t offset = find_invalid_utf8(labels.text(i));
-      if (offset != std::string_view::npos)
+    for (std::int64_t i = 0; i < labels.rows(); ++i)
+      if (const std::size_t offset = find_invalid_utf8(labels.text(i)); offset != std::string_view::npos)
         return status.fail(Code::invalid_request,
-                           "[resolve_labels] labels[%lld] is not valid UTF-8 at byte %zu; send UTF-8 text", row,
-                           offset);
+                           "[resolve_labels] labels[%lld] is not valid UTF-8 at byte %zu; send UTF-8 text",
+                           static_cast<long long>(i), offset);
+    for (std::int64_t i = 0; i < labels.rows(); ++i) {
       TokenSink sink{output.as<std::int64_t>() + i, 1, 0};
       tokenizer_.encode(labels.text(i), workspace, sink);
       if (sink.count != 1)
         return status.fail(Code::invalid_request,
-                           "[resolve_labels] labels[%lld] is %lld tokens; a label must be exactly one token", row,
-                           static_cast<long long>(sink.count));
+                           "[resolve_labels] labels[%lld] is %lld tokens; a label must be exactly one token",
+                           static_cast<long long>(i), static_cast<long long>(sink.count));
     }
     output.shape[0] = labels.rows();
   }
