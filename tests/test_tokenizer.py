@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,12 @@ class Case:
         )
 
     def reference(self, template: str = "{text}", **options: Any) -> Tokenize:
-        config = {"tokenizer": "tokenizer.json", "max_length": TOKENS, "template": template_segments(template), **options}
+        config = {
+            "tokenizer": "tokenizer.json",
+            "max_length": TOKENS,
+            "template": template_segments(template),
+            **options,
+        }
         return Tokenize(config, self.folder)
 
 
@@ -140,7 +146,7 @@ def rows_of(outputs: Mapping[str, Any]) -> list[list[int]]:
     tokens = outputs["tokens"].tolist()
     assert bounds[0] == 0
     assert bounds[-1] == len(tokens)
-    return [tokens[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [tokens[a:b] for a, b in pairwise(bounds)]
 
 
 def assert_same(case: Case, texts: Sequence[str]) -> None:
@@ -204,7 +210,9 @@ def test_64_kib_of_one_letter(case: Case) -> None:
     assert_same(case, ["a" * 65536])
 
 
-LIKELY = st.text(st.sampled_from("aAsStTreveml'd' \n\t\u00a0\u3000019½é漢😀!.-\x00\x11ab<|>") | st.characters(codec="utf-8"))
+LIKELY = st.text(
+    st.sampled_from("aAsStTreveml'd' \n\t\u00a0\u3000019½é漢😀!.-\x00\x11ab<|>") | st.characters(codec="utf-8")
+)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -231,7 +239,7 @@ def test_threads_share_a_node(digits_case: Case) -> None:
 def small_model(model: Mapping[str, Any], pre_tokenizer: Mapping[str, Any] | None = None) -> bytes:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     vocab = {"a": 0, "b": 1, "ab": 2, "?": 3, "a?": 4, "??": 5}
-    document = {
+    document: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": None,
@@ -325,7 +333,11 @@ MISTAKES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
     "rows": ("{text}{b}", {"text": ["a", "b"], "b": ["c"]}, "[tokenize] text has 2 texts but b has 1; give as many"),
     "missing": ("{scalar}{text}", {"text": ["a"], "scalar": None}, "[tokenize] scalar is missing; give it"),
     "no tokens": ("{text}", {"text": ["a", ""]}, "[tokenize] text[1] has no tokens with the template; send some text"),
-    "no tokens, scalar": ("{scalar}", {"scalar": ""}, "[tokenize] scalar has no tokens with the template; send some text"),
+    "no tokens, scalar": (
+        "{scalar}",
+        {"scalar": ""},
+        "[tokenize] scalar has no tokens with the template; send some text",
+    ),
     "length": (
         "q{text}",
         {"text": ["a", "1" * 20]},
@@ -337,7 +349,16 @@ MISTAKES: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
         "[tokenize] the request has 60 tokens with the template, over the bound of 50; send fewer or shorter texts",
     ),
 }
-INVALID_UTF8 = (b"\x80", b"ab\xc3", b"\xc0\x80", b"\xe0\x80\x80", b"a\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf5", b"\xe2\x82")
+INVALID_UTF8 = (
+    b"\x80",
+    b"ab\xc3",
+    b"\xc0\x80",
+    b"\xe0\x80\x80",
+    b"a\xed\xa0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xf5",
+    b"\xe2\x82",
+)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -374,3 +395,163 @@ def test_a_lone_surrogate_is_not_utf8(digits_case: Case) -> None:
     for run in (digits_case.node().run, digits_case.reference().run):
         with pytest.raises(InvalidRequest, match=r"text\[0\] is not valid UTF-8 at byte 1"):
             run({"text": ["a\ud800"]})
+
+
+# What is refused at compile
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+SPLIT = {"type": "Split", "pattern": {"Regex": "x"}, "behavior": "Isolated", "invert": False}
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "normalizer": ({"normalizer": {"type": "NFC"}}, "normalizer NFC"),
+    "truncation": ({"truncation": {"max_length": 5}}, "truncation set"),
+    "padding": ({"padding": {"pad_id": 0}}, "padding set"),
+    "no pre-tokenizer": ({"pre_tokenizer": None}, "no pre_tokenizer"),
+    "split": ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, BYTE_LEVEL]}}, "Split + ByteLevel"),
+    "prefix space": ({"pre_tokenizer": {**BYTE_LEVEL, "add_prefix_space": True}}, "add_prefix_space=true"),
+    "default prefix space": ({"pre_tokenizer": {"type": "ByteLevel"}}, "add_prefix_space=true"),
+    "no regex": ({"pre_tokenizer": {**BYTE_LEVEL, "use_regex": False}}, "use_regex=false"),
+    "digit groups": (
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, BYTE_LEVEL]}},
+        "individual_digits=false",
+    ),
+    "post-processor": (
+        {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]}},
+        "TemplateProcessing that adds tokens",
+    ),
+    "bert": ({"post_processor": {"type": "BertProcessing"}}, "post_processor BertProcessing"),
+    "unknown part": ({"magic": 1}, "unknown part 'magic'"),
+    "word piece": ({"model": {"type": "WordPiece", "vocab": {}}}, "model WordPiece"),
+    "ignore_merges": ({"model": {"ignore_merges": True}}, "model.ignore_merges True"),
+    "byte_fallback": ({"model": {"byte_fallback": True}}, "model.byte_fallback True"),
+    "dropout": ({"model": {"dropout": 0.1}}, "model.dropout 0.1"),
+    "prefix": ({"model": {"continuing_subword_prefix": "##"}}, "model.continuing_subword_prefix '##'"),
+    "suffix": ({"model": {"end_of_word_suffix": "</w>"}}, "model.end_of_word_suffix '</w>'"),
+    "unknown option": ({"model": {"shiny": 1}}, "model.shiny"),
+    "unknown token": ({"model": {"unk_token": "nope"}}, "model.unk_token 'nope'"),
+    "ids": ({"model": {"vocab": {"a": 0, "b": 0}, "merges": []}}, "two tokens with one id"),
+    "merge": ({"model": {"merges": ["a z"]}}, "'z', which is not in the vocabulary"),
+    "merge form": ({"model": {"merges": ["ab"]}}, "merge 'ab' is not a pair"),
+    "lstrip": ({"added_tokens": [{"id": 6, "content": "<m>", "lstrip": True}]}, "added token '<m>' with lstrip"),
+    "added id": ({"added_tokens": [{"id": 9, "content": "<m>"}]}, "added token '<m>' with id 9"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_features_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    change, message = REFUSED[name]
+    document = json.loads(small_model({}))
+    model = {**document["model"], **change.get("model", {})}
+    with pytest.raises(CheckpointError) as error:
+        write_tables(json.dumps({**document, **change, "model": model}).encode(), tmp_path / "t.bin")
+    assert message in str(error.value)
+    assert not (tmp_path / "t.bin").exists()
+
+
+@pytest.mark.parametrize("document", [b"", b"{", b"[]", b"{}", b'{"model": 3}', b"\xff"])
+def test_a_file_that_is_no_tokenizer_is_refused(document: bytes) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
+        parse_tokenizer(document)
+
+
+def test_harmless_parts_are_accepted(tmp_path: Path) -> None:
+    document = json.loads(small_model({"unk_token": None, "dropout": None, "end_of_word_suffix": ""}))
+    document["post_processor"] = {"type": "Sequence", "processors": [{"type": "ByteLevel"}]}
+    assert write_tables(json.dumps(document).encode(), tmp_path / "t.bin") == 6
+
+
+def test_vocab_size_counts_added_tokens(digits_case: Case, tmp_path: Path) -> None:
+    size = tokenizers.Tokenizer.from_str(digits_case.document.decode()).get_vocab_size(with_added_tokens=True)
+    assert write_tables(digits_case.document, tmp_path / "t.bin") == size
+
+
+def test_labels_are_one_token(digits_case: Case) -> None:
+    assert encode_label(digits_case.document, "a") == digits_case.plain.token_to_id("a")
+    with pytest.raises(CheckpointError, match=r"label 'zqzq' is 4 tokens, \['z', 'q', 'z', 'q'\]"):
+        encode_label(digits_case.document, "zqzq")
+    with pytest.raises(CheckpointError, match="label '' is 0 tokens"):
+        encode_label(digits_case.document, "")
+    with pytest.raises(CheckpointError, match="label '<s>' is"):
+        encode_label(digits_case.document, "<s>")
+
+
+# Files
+
+
+def damaged(tables: bytes) -> Iterator[tuple[str, bytes]]:
+    yield "are cut short", b""
+    yield "are cut short", tables[:40]
+    yield "are cut short", tables[:-1]
+    yield "are cut short", tables + b"\0"
+    yield "are not a tokenizer table file", b"X" + tables[1:]
+    yield "have version 9", tables[:8] + struct.pack("<I", 9) + tables[12:]
+    for position in (12, 24, 40, 64, len(tables) // 2, len(tables) - 1):
+        changed = bytearray(tables)
+        changed[position] ^= 1
+        yield "are damaged", bytes(changed)
+
+
+def test_damaged_tables_are_refused(digits_case: Case, tmp_path: Path) -> None:
+    for message, content in damaged((digits_case.folder / "tokenizer.bin").read_bytes()):
+        (tmp_path / "tokenizer.bin").write_bytes(content)
+        with pytest.raises(RuntimeError, match=message):
+            Case(tmp_path, b"", None).node()
+
+
+def test_absent_tables_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"tokenizer\.bin cannot be opened: No such file"):
+        Case(tmp_path, b"", None).node()
+
+
+def load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_unicode_tables_are_those_of_the_installed_tokenizers() -> None:
+    generate: Callable[[], str] = load(ROOT / "tools" / "generate_unicode.py").generate
+    stored = (ROOT / "native" / "src" / "unicode_tables.inc").read_text()
+    assert generate().splitlines()[1:] == stored.splitlines()[1:]
+
+
+# GGUF
+
+
+def gguf_fields(**changes: Any) -> dict[str, Any]:
+    fields = {
+        "model": "gpt2",
+        "pre": "smollm",
+        "tokens": ["<s>", "a", "b", "ab"],
+        "token_type": [3, 1, 1, 1],
+        "merges": ["a b"],
+    }
+    return {f"tokenizer.ggml.{k}": v for k, v in {**fields, **changes}.items() if v is not None}
+
+
+@pytest.mark.parametrize(("pre", "scanner"), [("smollm", "digits_byte_level"), ("gpt-2", "byte_level")])
+def test_gguf_tokenizer(pre: str, scanner: str) -> None:
+    bpe = parse_tokenizer(tokenizer_json_from_gguf(gguf_fields(pre=pre)))
+    assert (bpe.scanner, bpe.vocab_size, bpe.merges) == (scanner, 4, [("a", "b")])
+    assert [(t.content, t.id, t.normalized) for t in bpe.added] == [("<s>", 0, False)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
+        ({"pre": "qwen2"}, "tokenizer.ggml.pre 'qwen2' is not supported: use one of gpt-2, smollm"),
+        ({"add_bos_token": True}, "add_bos_token is not supported"),
+        ({"merges": None}, "lacks the field tokenizer.ggml.merges"),
+        ({"token_type": [1]}, "has 1 entries for 4 tokens"),
+        ({"tokens": ["a", "a", "b", "ab"]}, "1 tokens that stand in it twice"),
+        ({"merges": ["ab"]}, "has 'ab', which is not two tokens"),
+    ],
+)
+def test_gguf_mistakes_are_named(changes: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError) as error:
+        tokenizer_json_from_gguf(gguf_fields(**changes))
+    assert message in str(error.value)
