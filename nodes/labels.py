@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
+
+from dagserve.errors import InvalidRequest
 from dagserve.interface import Interface, Option, Port
+from dagserve.nodes.tokenize import plain_tokenizer, utf8_texts
 
 
 class ResolveLabels:
@@ -27,3 +33,52 @@ class ResolveLabels:
             (Port.of("labels", "text[N]", optional=True), Port.of("label_token_ids", "i64[N]", optional=True)),
             (Port.of("label_ids", "i64[N]"),),
         )
+
+    def __init__(self, config: Mapping[str, Any], root: Path) -> None:
+        """Readable form of the native node.
+
+        Args:
+            config: ``tokenizer``, ``default_ids`` and ``vocab_size``.
+            root: the artifact directory, to which ``tokenizer`` is relative.
+        """
+        self._plain = plain_tokenizer(root / config["tokenizer"])
+        self._default_ids: list[int] = config["default_ids"]
+        self._vocab_size: int = config["vocab_size"]
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """``label_ids: i64[N]``, in the order given.
+
+        Raises:
+            InvalidRequest: both inputs, an empty one, a text that is not one token, or an id outside the vocabulary.
+        """
+        labels, ids = inputs.get("labels"), inputs.get("label_token_ids")
+        if labels is not None and ids is not None:
+            raise InvalidRequest("[resolve_labels] labels and label_token_ids are both given; give one")
+        if labels is not None:
+            _check_count("labels", labels)
+            ids = [self._label(i, text) for i, text in enumerate(utf8_texts("resolve_labels", "labels", labels))]
+        elif ids is not None:
+            self._check_ids(ids)
+        return {"label_ids": np.array(self._default_ids if ids is None else ids, dtype=np.int64)}
+
+    def _label(self, i: int, text: str) -> int:
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        if len(ids) != 1:
+            raise InvalidRequest(
+                f"[resolve_labels] labels[{i}] is {len(ids)} tokens; a label must be exactly one token"
+            )
+        return ids[0]
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        _check_count("label_token_ids", ids)
+        for i, index in enumerate(ids):
+            if not 0 <= index < self._vocab_size:
+                raise InvalidRequest(
+                    f"[resolve_labels] label_token_ids[{i}] is {index}, outside the vocabulary; "
+                    f"use 0 to {self._vocab_size - 1}"
+                )
+
+
+def _check_count(name: str, values: Sequence[Any]) -> None:
+    if len(values) == 0:
+        raise InvalidRequest(f"[resolve_labels] {name} is empty; give at least one, or leave it out")

@@ -1,0 +1,116 @@
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+
+#include "cpu_nodes.h"
+#include "unicode.h"
+
+namespace dagserve {
+namespace {
+
+// A JSON string with its quotes. Escapes what JSON demands and nothing else.
+std::string json_string(std::string_view text) {
+  static constexpr std::string_view kShort = "\"\\\b\f\n\r\t";
+  static constexpr std::string_view kLetters = "\"\\bfnrt";
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (const auto i = kShort.find(c); i != std::string_view::npos) {
+      quoted += '\\';
+      quoted += kLetters[i];
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char escaped[8];
+      std::snprintf(escaped, sizeof(escaped), "\\u%04x", static_cast<unsigned>(c));
+      quoted += escaped;
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + '"';
+}
+
+// Appends to a fixed buffer; once something does not fit, nothing more is written.
+class Writer {
+ public:
+  Writer(char* begin, std::int64_t capacity) : begin_(begin), position_(begin), end_(begin + capacity) {}
+
+  void text(std::string_view part) {
+    if (full_ || end_ - position_ < std::ssize(part)) {
+      full_ = true;
+      return;
+    }
+    position_ = std::copy(part.begin(), part.end(), position_);
+  }
+  template <class Number>
+  void number(Number value) {
+    const auto [next, error] = std::to_chars(position_, end_, value);
+    full_ = full_ || error != std::errc();
+    if (!full_) position_ = next;
+  }
+  void score(float value) { std::isfinite(value) ? number(value) : text("null"); }
+
+  bool full() const { return full_; }
+  std::int64_t size() const { return position_ - begin_; }
+
+ private:
+  char* begin_;
+  char* position_;
+  char* end_;
+  bool full_ = false;
+};
+
+class EncodeNode final : public CpuNode {
+ public:
+  explicit EncodeNode(const Config& config) : scores_(port(config, "scores")), cu_seqlens_(port(config, "cu_seqlens")) {
+    const auto& model = config.at<std::string>("model");
+    if (find_invalid_utf8(model) != std::string_view::npos)
+      throw std::invalid_argument("encode_scores: model is not valid UTF-8");
+    model_part_ = "],\"model\":" + json_string(model) + ",\"usage\":{\"prompt_tokens\":";
+  }
+
+  void run(std::span<const Tensor> inputs, std::span<Tensor> outputs, std::span<std::byte>,
+           Status& status) const noexcept override {
+    const Tensor& cu_seqlens = inputs[cu_seqlens_];
+    const std::int32_t tokens = cu_seqlens.as<std::int32_t>()[cu_seqlens.shape[0] - 1];
+    Writer out(outputs[0].as<char>(), outputs[0].bound[0]);
+    out.text("{\"scores\":[");
+    write_rows(inputs[scores_], out);
+    out.text(model_part_);
+    out.number(tokens);
+    out.text(",\"completion_tokens\":0,\"total_tokens\":");
+    out.number(tokens);
+    out.text("},\"object\":\"scoring\"}");
+    if (out.full())
+      return status.fail(Code::internal, "[encode_scores] the reply is longer than its bound of %lld bytes",
+                         static_cast<long long>(outputs[0].bound[0]));
+    outputs[0].shape[0] = out.size();
+  }
+
+ private:
+  static std::size_t port(const Config& config, std::string_view name) {
+    const auto found = std::find(config.inputs.begin(), config.inputs.end(), name);
+    if (found == config.inputs.end()) throw std::invalid_argument("encode_scores needs the input " + std::string(name));
+    return static_cast<std::size_t>(found - config.inputs.begin());
+  }
+
+  static void write_rows(const Tensor& scores, Writer& out) {
+    const float* value = scores.as<float>();
+    for (std::int64_t row = 0; row < scores.shape[0]; ++row) {
+      out.text(row ? ",[" : "[");
+      for (std::int64_t column = 0; column < scores.shape[1]; ++column) {
+        if (column) out.text(",");
+        out.score(*value++);
+      }
+      out.text("]");
+    }
+  }
+
+  std::size_t scores_;
+  std::size_t cu_seqlens_;
+  std::string model_part_;
+};
+
+}  // namespace
+
+std::unique_ptr<CpuNode> make_encode_node(const Config& config) { return std::make_unique<EncodeNode>(config); }
+
+}  // namespace dagserve
