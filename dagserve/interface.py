@@ -145,3 +145,34 @@ class BuildSpec:
     checks: tuple[Check, ...]
     mapping: str
     bounds: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """A tokenizer in the artifact: native tables and the ``tokenizer.json`` they came from, relative to its root."""
+
+    tables: str
+    json: str
+    vocab_size: int
+
+
+class Assets(Protocol):
+    """What a CPU node's ``configure`` may ask of the compiler."""
+
+    model_name: str
+    """The manifest's name."""
+
+    sizes: Mapping[str, int]
+    """The bound of each definition-local symbol."""
+
+    def tokenizer(self, spec: str) -> TokenizerFiles:
+        """Puts a tokenizer into the artifact. ``spec`` is a ``tokenizer.json`` or anything ``checkpoint`` may be."""
+        ...
+
+    def label_id(self, spec: str, text: str) -> int:
+        """The id of a text that is exactly one token.
+
+        Raises:
+            CheckpointError: it is not; the message says what it became.
+        """
+        ...

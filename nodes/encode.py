@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dagserve.interface import Interface, Option, Port
+from dagserve.interface import Assets, Interface, Option, Port
 
 FLOAT_BYTES = 16
 """Longest shortest-round-trip text of an ``f32`` (``-1.17549435e-38``) and a comma."""
@@ -34,6 +34,11 @@ class EncodeScores:
             (Port.of("body", "u8[J]"),),
             {"J": size},
         )
+
+    @staticmethod
+    def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
+        """The plan's ``config``: the model name of the reply."""
+        return {"model": options["model"] or assets.model_name}
 
     def __init__(self, config: Mapping[str, Any], root: Path) -> None:  # noqa: ARG002
         """Readable form of the native node. ``config`` has ``model``, the name to put in the reply."""

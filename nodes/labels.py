@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagserve.errors import InvalidRequest
-from dagserve.interface import Interface, Option, Port
+from dagserve.interface import Assets, Interface, Option, Port
 from dagserve.nodes.tokenize import plain_tokenizer, utf8_texts
 
 
@@ -33,6 +33,17 @@ class ResolveLabels:
             (Port.of("labels", "text[N]", optional=True), Port.of("label_token_ids", "i64[N]", optional=True)),
             (Port.of("label_ids", "i64[N]"),),
         )
+
+    @staticmethod
+    def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
+        """The plan's ``config``: tables, and the default labels as ids."""
+        files = assets.tokenizer(options["tokenizer"])
+        return {
+            "tables": files.tables,
+            "tokenizer": files.json,
+            "vocab_size": files.vocab_size,
+            "default_ids": [assets.label_id(options["tokenizer"], label) for label in options["default"]],
+        }
 
     def __init__(self, config: Mapping[str, Any], root: Path) -> None:
         """Readable form of the native node.

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagserve.errors import InvalidRequest
-from dagserve.interface import Interface, Option, Port
+from dagserve.interface import Assets, Interface, Option, Port
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 
@@ -93,6 +93,18 @@ class Tokenize:
             raise ValueError("template names no field: write the request's inputs as {query} or {item}")
         inputs = tuple(Port.of(f, "text[B]", broadcast=True) for f in fields)
         return Interface(inputs, (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]")))
+
+    @staticmethod
+    def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
+        """The plan's ``config``: tables, template segments and limits."""
+        files = assets.tokenizer(options["tokenizer"])
+        return {
+            "tables": files.tables,
+            "tokenizer": files.json,
+            "template": template_segments(options["template"]),
+            "max_length": options["max_length"],
+            "max_tokens": assets.sizes["T"],
+        }
 
     def __init__(self, config: Mapping[str, Any], root: Path) -> None:
         """Readable form of the native node.

@@ -245,22 +245,23 @@ Plan parse_plan(const nb::dict& dict, const std::string& root) {
 // ---- values into tensors -------------------------------------------------------------------------------------------
 
 struct Bytes {
+  nb::object owner;
   const char* data;
   std::size_t size;
 };
 
+// A lone surrogate passes as its three bytes, so that the node that reads the text reports it with its place.
 Bytes utf8(const std::string& where, nb::handle value) {
-  if (nb::isinstance<nb::bytes>(value)) {
-    return {PyBytes_AS_STRING(value.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(value.ptr()))};
-  }
-  if (!nb::isinstance<nb::str>(value)) raise("InvalidRequest", where + " must be text");
+  nb::object owner = nb::borrow(value);
   Py_ssize_t size = 0;
-  const char* data = PyUnicode_AsUTF8AndSize(value.ptr(), &size);
-  if (data == nullptr) {
+  if (nb::isinstance<nb::str>(value)) {
+    if (const char* data = PyUnicode_AsUTF8AndSize(value.ptr(), &size)) return {owner, data, static_cast<std::size_t>(size)};
     PyErr_Clear();
-    raise("InvalidRequest", where + " holds a lone surrogate, which is not valid text; send well-formed Unicode");
+    owner = value.attr("encode")("utf-8", "surrogatepass");
+  } else if (!nb::isinstance<nb::bytes>(value)) {
+    raise("InvalidRequest", where + " must be text");
   }
-  return {data, static_cast<std::size_t>(size)};
+  return {owner, PyBytes_AS_STRING(owner.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(owner.ptr()))};
 }
 
 bool is_sequence(nb::handle value) { return nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value); }
