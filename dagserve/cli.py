@@ -25,7 +25,9 @@ app = typer.Typer(
 )
 
 ManifestPath = Annotated[Path, typer.Argument(help="The manifest, a YAML file.", metavar="MANIFEST")]
-ArtifactPath = Annotated[Path, typer.Argument(help="An artifact directory made by `dagserve compile`.", metavar="ARTIFACT")]
+ArtifactPath = Annotated[
+    Path, typer.Argument(help="An artifact directory made by `dagserve compile`.", metavar="ARTIFACT")
+]
 Variables = Annotated[
     list[str] | None, typer.Option("--set", help="Value of a ${variable} of the manifest.", metavar="NAME=VALUE")
 ]
@@ -81,7 +83,9 @@ def compile_(
     manifest: ManifestPath,
     settings: Variables = None,
     target: TargetName = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Artifact directory [artifacts/NAME.TARGET].")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Artifact directory [artifacts/NAME.TARGET].")
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Build processes at a time [cores, at most 4].")] = None,
 ) -> None:
     """Compile a manifest into an artifact directory, atomically; unchanged parts come from the cache."""
@@ -141,7 +145,9 @@ def inspect(
 @app.command()
 def graph(
     manifest: ManifestPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Picture: .svg, .png, .dot or .mmd.")] = Path("graph.svg"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Picture: .svg, .png, .dot or .mmd.")] = Path(
+        "graph.svg"
+    ),
     settings: Variables = None,
     target: TargetName = None,
 ) -> None:
@@ -206,7 +212,9 @@ def serve(
 @app.command()
 def bench(
     url: Annotated[str, typer.Argument(help="Endpoint, for example http://127.0.0.1:8000/v1/score.")],
-    request: Annotated[Path, typer.Option("--request", "-r", help="Request body (.json), or one body a line (.jsonl).")],
+    request: Annotated[
+        Path, typer.Option("--request", "-r", help="Request body (.json), or one body a line (.jsonl).")
+    ],
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests in flight.")] = 1,
     requests: Annotated[int | None, typer.Option("--requests", "-n", min=1, help="Requests to send [100].")] = None,
     duration: Annotated[float | None, typer.Option(min=0.1, help="Seconds to run instead.")] = None,

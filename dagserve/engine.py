@@ -58,7 +58,9 @@ def check_fingerprint(plan: Mapping[str, Any]) -> None:
     for what, value in here.items():
         built = plan["fingerprint"][what]
         if built != value:
-            raise ArtifactError(f"the artifact was built for {what} {built}, this is {value}; compile the manifest again")
+            raise ArtifactError(
+                f"the artifact was built for {what} {built}, this is {value}; compile the manifest again"
+            )
 
 
 def native_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +111,12 @@ class Engine:
 
     def _warm_up(self) -> None:
         """One request for each call that a request can choose, so that none pays for lazy loading."""
-        choices = {self.plan["tensors"][c["when"]["tensor"]]["name"] for n in self.plan["nodes"] for c in n.get("calls", ()) if "when" in c}
+        choices = {
+            self.plan["tensors"][c["when"]["tensor"]]["name"]
+            for n in self.plan["nodes"]
+            for c in n.get("calls", ())
+            if "when" in c
+        }
         for value in (False, True) if choices else (None,):
             self._runtime.run({**smallest_request(self.plan), **dict.fromkeys(choices, value)}, _WARM_UP_DEADLINE_S)
 
@@ -181,7 +188,9 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

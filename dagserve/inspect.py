@@ -24,7 +24,9 @@ def verify_digests(artifact: Path) -> None:
     digests = read_plan(artifact)["fingerprint"]["digests"]
     changed = [name for name, value in digests.items() if file_digest(artifact / name) != value]
     if changed:
-        raise ArtifactError(f"{artifact}: changed since it was compiled: {', '.join(changed)}; compile the manifest again")
+        raise ArtifactError(
+            f"{artifact}: changed since it was compiled: {', '.join(changed)}; compile the manifest again"
+        )
 
 
 def print_plan(artifact: Path, as_json: bool) -> None:
@@ -46,7 +48,9 @@ def print_plan(artifact: Path, as_json: bool) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in ("bytes", "seconds", "constants") else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if column in ("bytes", "seconds", "constants") else "left", overflow="fold"
+        )
     return table
 
 

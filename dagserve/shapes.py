@@ -1,4 +1,4 @@
-"""Dtypes, symbolic dimensions and tensor types, and the text that names them: ``i64[tokens]``, ``i32[batch+1]``, ``text``.
+"""Dtypes, symbolic dimensions and tensor types, and the text that names them: ``i64[tokens]``, ``i32[batch+1]``.
 
 A type is immutable. Sizes come from *bounds*: a mapping from each symbol to its largest value.
 """

@@ -1,1 +1,1 @@
-"""Replaceable operators: one interface each, a Torch reference and implementations. Installs as ``dagserve.kernels``."""
+"""Replaceable operators: one interface, a Torch reference, implementations. Installs as ``dagserve.kernels``."""

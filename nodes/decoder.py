@@ -156,7 +156,8 @@ class SelfAttention(nn.Module):
         k = self.k_norm(self.k(x).view(tokens, self.kv_heads, self.head_dim))
         v = self.v(x).view(tokens, self.kv_heads, self.head_dim)
         out = self.attention(rotate(q, cos, sin), rotate(k, cos, sin), v, packing)
-        return self.o(out.reshape(tokens, self.heads * self.head_dim))
+        joined: Tensor = self.o(out.reshape(tokens, self.heads * self.head_dim))
+        return joined
 
 
 class GatedMLP(nn.Module):
@@ -170,7 +171,8 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[T, hidden_size]`` -> the same."""
-        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        out: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+        return out
 
 
 class Layer(nn.Module):
@@ -185,8 +187,9 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
         """``[T, hidden_size]`` -> the same."""
-        x = x + self.attention(self.attention_norm(x), cos, sin, packing)
-        return x + self.mlp(self.mlp_norm(x))
+        attended: Tensor = x + self.attention(self.attention_norm(x), cos, sin, packing)
+        out: Tensor = attended + self.mlp(self.mlp_norm(attended))
+        return out
 
 
 class Backbone(nn.Module):
@@ -220,7 +223,8 @@ class Backbone(nn.Module):
         cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, frequencies))
         for layer in self.layers:
             x = layer(x, cos, sin, packing)
-        return self.norm(x[packing.last])
+        last: Tensor = self.norm(x[packing.last])
+        return last
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
         """Random tokens in ``B`` sequences, one of them ``L`` long; ``T`` is brought into its possible range first."""

@@ -21,7 +21,7 @@ _HEADS: Mapping[str, str] = {
 
 
 class Score:
-    """AOTI node: one packed prefill, the last token's hidden state of each row, label rows of the LM head, a reduction."""
+    """AOTI node: one packed prefill, each row's last hidden state, label rows of the LM head, a reduction."""
 
     engine: ClassVar[str] = "aoti"
     operators: ClassVar[Mapping[str, tuple[str, ...]]] = {"attention": ("torch",)}
@@ -54,7 +54,11 @@ class Score:
 
     @staticmethod
     def build(
-        options: Mapping[str, Any], config: Mapping[str, Any], precision: str, operators: Mapping[str, str], per_request: bool
+        options: Mapping[str, Any],
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        per_request: bool,
     ) -> BuildSpec:
         """One backbone package, and one small head package per reduction the node can be asked for.
 

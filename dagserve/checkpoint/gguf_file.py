@@ -53,7 +53,9 @@ def open_gguf(source: Path) -> Checkpoint:
 def _config(source: Path, fields: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
     architecture = fields.get("general.architecture")
     if architecture != "llama":
-        raise CheckpointError(f"{source} has architecture {architecture!r}; only llama is read from GGUF, use safetensors")
+        raise CheckpointError(
+            f"{source} has architecture {architecture!r}; only llama is read from GGUF, use safetensors"
+        )
     try:
         heads = fields["llama.attention.head_count"]
         return {

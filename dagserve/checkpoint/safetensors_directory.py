@@ -81,9 +81,7 @@ def _file_tensors(file: Path) -> dict[str, SourceTensor]:
             raise CheckpointError(f"{file} has a damaged header: {error}") from error
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     base = 8 + length
-    return {
-        name: _tensor(file, mapped, base, name, entry) for name, entry in header.items() if name != "__metadata__"
-    }
+    return {name: _tensor(file, mapped, base, name, entry) for name, entry in header.items() if name != "__metadata__"}
 
 
 def _tensor(file: Path, mapped: mmap.mmap, base: int, name: str, entry: Mapping[str, Any]) -> SourceTensor:

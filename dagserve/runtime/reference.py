@@ -218,7 +218,9 @@ def _operand(operand: Mapping[str, Any], request: _Request, kept: Mapping[int, t
 def _map_weights(root: Path, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     mapped = np.memmap(root / weights["path"], dtype=np.uint8, mode="c")
     return {
-        name: torch.from_numpy(mapped[e["offset"] : e["offset"] + e["bytes"]]).view(_TORCH[e["dtype"]]).reshape(e["shape"])
+        name: torch.from_numpy(mapped[e["offset"] : e["offset"] + e["bytes"]])
+        .view(_TORCH[e["dtype"]])
+        .reshape(e["shape"])
         for name, e in weights["tensors"].items()
     }
 

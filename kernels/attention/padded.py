@@ -1,7 +1,7 @@
 """Packed attention that exports with dynamic shapes on any device: sequences are padded into Torch's fused SDPA.
 
 Padding sits on the right and the mask is causal, so no valid query ever sees a padded key and no mask is built. Cost is
-``B * max_seqlen`` rows, whatever the lengths: fine where lengths are alike, wasteful for one long text among short ones.
+``B * max_seqlen`` rows, whatever the lengths: fine where they are alike, wasteful for one long text among short ones.
 """
 
 from __future__ import annotations

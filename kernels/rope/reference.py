@@ -16,7 +16,7 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
     Source: the ``rope_scaling`` fields of Llama-3.1's config.json.
     """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    frequencies = 1.0 / theta**exponent
+    frequencies = torch.pow(theta, exponent).reciprocal()
     if scaling is None:
         return frequencies
     factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]

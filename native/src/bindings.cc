@@ -27,7 +27,7 @@ namespace {
 }
 
 [[noreturn]] void raise(const Status& status) {
-  constexpr const char* kTypes[] = {"InternalError", "InvalidRequest", "Overloaded", "DeadlineExceeded",
+  constexpr const char* kTypes[] = {"InternalError", "InvalidRequest", "Overloaded",   "DeadlineExceeded",
                                     "Cancelled",     "Draining",       "InternalError"};
   raise(kTypes[static_cast<int>(status.code)], status.message, status.node);
 }
@@ -61,7 +61,8 @@ Value parse_value(const std::string& key, nb::handle value, const std::vector<st
   if (nb::isinstance<nb::bool_>(value) || nb::isinstance<nb::int_>(value)) return nb::cast<std::int64_t>(value);
   if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
   if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
-  if (!nb::isinstance<nb::list>(value)) throw std::invalid_argument("plan: node option " + key + " has a type nodes do not take");
+  if (!nb::isinstance<nb::list>(value))
+    throw std::invalid_argument("plan: node option " + key + " has a type nodes do not take");
   const auto list = nb::cast<nb::list>(value);
   if (list.size() > 0 && nb::isinstance<nb::str>(list[0])) return nb::cast<std::vector<std::string>>(list);
   if (list.size() == 0 || !nb::isinstance<nb::dict>(list[0])) return nb::cast<std::vector<std::int64_t>>(list);
@@ -81,10 +82,12 @@ Value parse_value(const std::string& key, nb::handle value, const std::vector<st
   return segments;
 }
 
-std::vector<std::pair<std::string, Value>> parse_options(const nb::dict& options, const std::vector<std::string>& ports) {
+std::vector<std::pair<std::string, Value>> parse_options(const nb::dict& options,
+                                                         const std::vector<std::string>& ports) {
   std::vector<std::pair<std::string, Value>> values;
   for (auto [key, value] : options)
-    if (!value.is_none()) values.emplace_back(nb::cast<std::string>(key), parse_value(nb::cast<std::string>(key), value, ports));
+    if (!value.is_none())
+      values.emplace_back(nb::cast<std::string>(key), parse_value(nb::cast<std::string>(key), value, ports));
   return values;
 }
 
@@ -105,8 +108,10 @@ Operand parse_operand(const nb::dict& dict) {
 CallSpec parse_call(const nb::dict& dict) {
   CallSpec call;
   call.package = get<int>(dict, "package");
-  for (nb::handle operand : get<nb::list>(dict, "inputs")) call.inputs.push_back(parse_operand(nb::cast<nb::dict>(operand)));
-  for (nb::handle operand : get<nb::list>(dict, "outputs")) call.outputs.push_back(parse_operand(nb::cast<nb::dict>(operand)));
+  for (nb::handle operand : get<nb::list>(dict, "inputs"))
+    call.inputs.push_back(parse_operand(nb::cast<nb::dict>(operand)));
+  for (nb::handle operand : get<nb::list>(dict, "outputs"))
+    call.outputs.push_back(parse_operand(nb::cast<nb::dict>(operand)));
   if (dict.contains("when")) {
     const auto when = get<nb::dict>(dict, "when");
     call.when = get<int>(when, "tensor");
@@ -141,13 +146,15 @@ NodeSpec parse_node(const Plan& plan, const nb::dict& dict) {
   node.config.root = plan.root;
   if (dict.contains("config")) node.config.values = parse_options(get<nb::dict>(dict, "config"), node.config.inputs);
   const auto describe = [&](int index) {
-    return index < 0 || static_cast<std::size_t>(index) >= plan.tensors.size() ? Tensor{.present = false}
-                                                                               : describe_tensor(plan, plan.tensors[index]);
+    return index < 0 || static_cast<std::size_t>(index) >= plan.tensors.size()
+               ? Tensor{.present = false}
+               : describe_tensor(plan, plan.tensors[index]);
   };
   for (int index : node.inputs) node.config.input_bounds.push_back(describe(index));
   for (int index : node.outputs) node.config.output_bounds.push_back(describe(index));
   if (dict.contains("checks"))
-    for (nb::handle check : get<nb::list>(dict, "checks")) node.checks.push_back(parse_check(nb::cast<nb::dict>(check)));
+    for (nb::handle check : get<nb::list>(dict, "checks"))
+      node.checks.push_back(parse_check(nb::cast<nb::dict>(check)));
   if (dict.contains("calls"))
     for (nb::handle call : get<nb::list>(dict, "calls")) node.calls.push_back(parse_call(nb::cast<nb::dict>(call)));
   for (const CallSpec& call : node.calls)
@@ -185,7 +192,8 @@ std::vector<PackagePort> parse_package_ports(const nb::list& ports) {
   std::vector<PackagePort> result;
   for (nb::handle item : ports) {
     const auto dict = nb::cast<nb::dict>(item);
-    result.push_back({get<std::string>(dict, "name"), parse_dtype(get<std::string>(dict, "dtype")), parse_dims(dict["shape"])});
+    result.push_back(
+        {get<std::string>(dict, "name"), parse_dtype(get<std::string>(dict, "dtype")), parse_dims(dict["shape"])});
   }
   return result;
 }
@@ -225,11 +233,14 @@ Plan parse_plan(const nb::dict& dict, const std::string& root) {
     plan.tensors.push_back({get<std::string>(tensor, "name"), parse_dtype(get<std::string>(tensor, "dtype")),
                             parse_dims(tensor["shape"]), get<std::int64_t>(tensor, "capacity")});
   }
-  for (nb::handle item : get<nb::list>(dict, "packages")) plan.packages.push_back(parse_package(nb::cast<nb::dict>(item)));
-  for (nb::handle item : get<nb::list>(dict, "inputs")) plan.inputs.push_back(parse_input(plan, nb::cast<nb::dict>(item)));
+  for (nb::handle item : get<nb::list>(dict, "packages"))
+    plan.packages.push_back(parse_package(nb::cast<nb::dict>(item)));
+  for (nb::handle item : get<nb::list>(dict, "inputs"))
+    plan.inputs.push_back(parse_input(plan, nb::cast<nb::dict>(item)));
   for (nb::handle item : get<nb::list>(dict, "nodes")) plan.nodes.push_back(parse_node(plan, nb::cast<nb::dict>(item)));
   for (nb::handle item : get<nb::list>(dict, "outputs"))
-    if (get<std::string>(nb::cast<nb::dict>(item), "name") == "response") plan.response = get<int>(nb::cast<nb::dict>(item), "tensor");
+    if (get<std::string>(nb::cast<nb::dict>(item), "name") == "response")
+      plan.response = get<int>(nb::cast<nb::dict>(item), "tensor");
   parse_weights(get<nb::dict>(dict, "weights"), plan);
   const auto concurrency = get<nb::dict>(dict, "concurrency");
   plan.runners = get<int>(concurrency, "runners");
@@ -255,7 +266,8 @@ Bytes utf8(const std::string& where, nb::handle value) {
   nb::object owner = nb::borrow(value);
   Py_ssize_t size = 0;
   if (nb::isinstance<nb::str>(value)) {
-    if (const char* data = PyUnicode_AsUTF8AndSize(value.ptr(), &size)) return {owner, data, static_cast<std::size_t>(size)};
+    if (const char* data = PyUnicode_AsUTF8AndSize(value.ptr(), &size))
+      return {owner, data, static_cast<std::size_t>(size)};
     PyErr_Clear();
     owner = value.attr("encode")("utf-8", "surrogatepass");
   } else if (!nb::isinstance<nb::bytes>(value)) {
@@ -276,7 +288,8 @@ std::int64_t check_rows(const std::string& name, nb::handle value, const Tensor&
   return rows;
 }
 
-void append_text(const std::string& where, const std::string& name, nb::handle value, Tensor& tensor, std::int64_t row) {
+void append_text(const std::string& where, const std::string& name, nb::handle value, Tensor& tensor,
+                 std::int64_t row) {
   const Bytes text = utf8(where, value);
   const std::int64_t start = tensor.offsets[row];
   if (text.size > static_cast<std::size_t>(tensor.capacity - start))
@@ -310,7 +323,8 @@ std::int64_t integer(const std::string& where, nb::handle value, const Tensor& t
   const long long number = whole ? PyLong_AsLongLongAndOverflow(value.ptr(), &overflow) : 0;
   const bool narrow = tensor.dtype == Dtype::i32 && (number < INT32_MIN || number > INT32_MAX);
   const bool tiny = tensor.dtype == Dtype::u8 && (number < 0 || number > 255);
-  if (!whole || overflow != 0 || narrow || tiny) raise("InvalidRequest", where + " must be an integer of type " + dtype_name(tensor.dtype));
+  if (!whole || overflow != 0 || narrow || tiny)
+    raise("InvalidRequest", where + " must be an integer of type " + dtype_name(tensor.dtype));
   return number;
 }
 
@@ -330,7 +344,8 @@ void store(Tensor& tensor, std::int64_t index, std::int64_t value) {
 void store_one(const std::string& where, nb::handle value, Tensor& tensor, std::int64_t index) {
   if (tensor.dtype != Dtype::f32) return store(tensor, index, integer(where, value, tensor));
   double number = 0;
-  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<double>(value, number)) raise("InvalidRequest", where + " must be a number");
+  if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<double>(value, number))
+    raise("InvalidRequest", where + " must be a number");
   tensor.as<float>()[index] = static_cast<float>(number);
 }
 
@@ -355,9 +370,11 @@ void fill_default(const InputSpec& input, Tensor& tensor) {
     if (tensor.rank == 1) tensor.shape[0] = static_cast<std::int64_t>(input.texts.size());
     return;
   }
-  for (std::size_t i = 0; i < input.integers.size(); ++i) store(tensor, static_cast<std::int64_t>(i), input.integers[i]);
+  for (std::size_t i = 0; i < input.integers.size(); ++i)
+    store(tensor, static_cast<std::int64_t>(i), input.integers[i]);
   for (std::size_t i = 0; i < input.reals.size(); ++i) tensor.as<float>()[i] = static_cast<float>(input.reals[i]);
-  if (tensor.rank == 1) tensor.shape[0] = static_cast<std::int64_t>(std::max(input.integers.size(), input.reals.size()));
+  if (tensor.rank == 1)
+    tensor.shape[0] = static_cast<std::int64_t>(std::max(input.integers.size(), input.reals.size()));
 }
 
 void fill_input(const InputSpec& input, const nb::dict& values, Tensor& tensor) {
@@ -391,8 +408,8 @@ nb::object numpy_array(const Tensor& tensor) {
   const auto bytes = static_cast<std::size_t>(tensor.numel()) * dtype_bytes(tensor.dtype);
   nb::list shape;
   for (int i = 0; i < tensor.rank; ++i) shape.append(tensor.shape[i]);
-  const nb::object flat =
-      numpy.attr("frombuffer")(nb::bytes(static_cast<const char*>(tensor.data), bytes), kNames[static_cast<int>(tensor.dtype)]);
+  const nb::object flat = numpy.attr("frombuffer")(nb::bytes(static_cast<const char*>(tensor.data), bytes),
+                                                   kNames[static_cast<int>(tensor.dtype)]);
   return flat.attr("reshape")(nb::tuple(shape));
 }
 
@@ -400,7 +417,8 @@ nb::object python_value(const Tensor& tensor) {
   if (!tensor.present) return nb::none();
   if (tensor.dtype != Dtype::text) return numpy_array(tensor);
   nb::list rows;
-  for (std::int64_t row = 0; row < tensor.rows(); ++row) rows.append(nb::bytes(tensor.text(row).data(), tensor.text(row).size()));
+  for (std::int64_t row = 0; row < tensor.rows(); ++row)
+    rows.append(nb::bytes(tensor.text(row).data(), tensor.text(row).size()));
   if (tensor.rank == 0) return nb::object(rows[0]);
   return nb::object(rows);
 }
@@ -462,7 +480,8 @@ Copied copy_tensor(const Tensor& tensor) {
   Copied copy{tensor, {}, {}};
   if (!tensor.present) return copy;
   const bool text = tensor.dtype == Dtype::text;
-  const std::int64_t bytes = text ? tensor.offsets[tensor.rows()] : tensor.numel() * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+  const std::int64_t bytes =
+      text ? tensor.offsets[tensor.rows()] : tensor.numel() * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
   const auto* start = static_cast<const std::byte*>(tensor.data);
   copy.data.assign(start, start + bytes);
   if (text) copy.offsets.assign(tensor.offsets, tensor.offsets + tensor.rows() + 1);
@@ -603,7 +622,8 @@ class NodeRunner {
   }
 
  private:
-  void add(const PortSpec& port, std::vector<InputSpec>& ports, std::vector<std::string>& names, std::vector<Tensor>& bounds) {
+  void add(const PortSpec& port, std::vector<InputSpec>& ports, std::vector<std::string>& names,
+           std::vector<Tensor>& bounds) {
     const auto& [name, dtype, shape, capacity] = port;
     TensorSpec spec{name, parse_dtype(dtype), {}, capacity};
     for (std::int64_t size : shape) spec.shape.push_back({-1, size});
@@ -627,27 +647,34 @@ class NodeRunner {
 
 NB_MODULE(_native, m) {
   nb::class_<Runtime>(m, "Runtime")
-      .def("__init__", [](Runtime* self, const nb::dict& plan, const std::string& root) {
-             Plan parsed = parse_plan(plan, root);
-             nb::gil_scoped_release released;
-             new (self) Runtime(std::move(parsed));
-           }, "plan"_a, "root"_a)
+      .def(
+          "__init__",
+          [](Runtime* self, const nb::dict& plan, const std::string& root) {
+            Plan parsed = parse_plan(plan, root);
+            nb::gil_scoped_release released;
+            new (self) Runtime(std::move(parsed));
+          },
+          "plan"_a, "root"_a)
       .def("submit", &submit, "inputs"_a, "deadline_s"_a = nb::none())
       .def("run", &run, "inputs"_a, "deadline_s"_a = nb::none())
       .def("trace", &trace, "inputs"_a)
       .def("completions", &completions)
-      .def("cancel", [](Runtime& self, Ticket ticket) { return self.cancel(ticket); }, "ticket"_a)
+      .def(
+          "cancel", [](Runtime& self, Ticket ticket) { return self.cancel(ticket); }, "ticket"_a)
       .def("fileno", &Runtime::completion_fd)
       .def("stats", &stats)
       .def("memory", &memory)
-      .def("drain", [](Runtime& self, double timeout_s) {
-             nb::gil_scoped_release released;
-             return self.drain(timeout_s);
-           }, "timeout_s"_a)
+      .def(
+          "drain",
+          [](Runtime& self, double timeout_s) {
+            nb::gil_scoped_release released;
+            return self.drain(timeout_s);
+          },
+          "timeout_s"_a)
       .def("close", [](Runtime& self) {
-             nb::gil_scoped_release released;
-             self.stop();
-           });
+        nb::gil_scoped_release released;
+        self.stop();
+      });
   nb::class_<NodeRunner>(m, "CpuNode")
       .def(nb::init<const std::string&, const nb::dict&, const std::vector<PortSpec>&, const std::vector<PortSpec>&,
                     const std::string&>(),

@@ -33,7 +33,9 @@ std::size_t offsets_bytes(const Plan& plan, const TensorSpec& spec) {
 
 }  // namespace
 
-std::size_t tensor_bytes(const Plan& plan, const TensorSpec& spec) { return payload_bytes(spec) + offsets_bytes(plan, spec); }
+std::size_t tensor_bytes(const Plan& plan, const TensorSpec& spec) {
+  return payload_bytes(spec) + offsets_bytes(plan, spec);
+}
 
 Tensor describe_tensor(const Plan& plan, const TensorSpec& spec) {
   Tensor tensor;
@@ -48,7 +50,8 @@ Tensor describe_tensor(const Plan& plan, const TensorSpec& spec) {
 Tensor make_tensor(const Plan& plan, const TensorSpec& spec, Arena& arena) {
   Tensor tensor = describe_tensor(plan, spec);
   tensor.data = arena.take(payload_bytes(spec));
-  if (spec.dtype == Dtype::text) tensor.offsets = reinterpret_cast<std::int64_t*>(arena.take(offsets_bytes(plan, spec)));
+  if (spec.dtype == Dtype::text)
+    tensor.offsets = reinterpret_cast<std::int64_t*>(arena.take(offsets_bytes(plan, spec)));
   return tensor;
 }
 
@@ -80,14 +83,16 @@ Context::Context(const LoadedPlan& loaded) : loaded_(loaded), arena_(bytes(loade
   std::size_t operands = 0;
   const std::vector<bool> elsewhere = in_slot(plan);
   for (std::size_t i = 0; i < plan.tensors.size(); ++i)
-    tensors_.push_back(elsewhere[i] ? describe_tensor(plan, plan.tensors[i]) : make_tensor(plan, plan.tensors[i], arena_));
+    tensors_.push_back(elsewhere[i] ? describe_tensor(plan, plan.tensors[i])
+                                    : make_tensor(plan, plan.tensors[i], arena_));
   for (const auto& node : loaded.nodes) {
     inputs_.emplace_back(node->spec->inputs.size());
     outputs_.emplace_back(node->spec->outputs.size());
     const std::size_t workspace = node->cpu ? node->cpu->workspace_bytes() : 0;
     workspaces_.emplace_back(arena_.take(workspace), workspace);
     locals = std::max(locals, static_cast<std::size_t>(node->spec->locals));
-    for (const CallSpec& call : node->spec->calls) operands = std::max({operands, call.inputs.size(), call.outputs.size()});
+    for (const CallSpec& call : node->spec->calls)
+      operands = std::max({operands, call.inputs.size(), call.outputs.size()});
   }
   symbols_.assign(plan.symbols.size(), -1);
   bound_by_.assign(plan.symbols.size(), -1);
@@ -142,8 +147,8 @@ bool Context::bind_shape(int index, Status& status) noexcept {
     std::int64_t& known = symbols_[dim.symbol];
     if (known >= 0 && known != value) {
       status.fail(Code::invalid_request, "%s has %s = %lld, but %s has %lld; they must agree", spec.name.c_str(),
-                  symbol.name.c_str(), static_cast<long long>(value),
-                  plan.tensors[bound_by_[dim.symbol]].name.c_str(), static_cast<long long>(known));
+                  symbol.name.c_str(), static_cast<long long>(value), plan.tensors[bound_by_[dim.symbol]].name.c_str(),
+                  static_cast<long long>(known));
       return false;
     }
     if (known < 0) bound_by_[dim.symbol] = index;
@@ -213,7 +218,8 @@ bool Context::check(const CheckSpec& spec, Status& status) const noexcept {
     if (value < spec.low || value >= spec.high) {
       status.fail(Code::invalid_request, "%s[%lld] is %lld; it must be from %lld to %lld",
                   loaded_.plan.tensors[spec.tensor].name.c_str(), static_cast<long long>(i),
-                  static_cast<long long>(value), static_cast<long long>(spec.low), static_cast<long long>(spec.high - 1));
+                  static_cast<long long>(value), static_cast<long long>(spec.low),
+                  static_cast<long long>(spec.high - 1));
       return false;
     }
   }
@@ -277,7 +283,8 @@ bool Context::call(const LoadedNode& node, const CallSpec& spec, const Limits& l
   return good;
 }
 
-TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const PackagePort& port, Status& status) noexcept {
+TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const PackagePort& port,
+                           Status& status) noexcept {
   const TorchShim& torch = torch_shim();
   std::int64_t sizes[kMaxRank] = {};
   std::int64_t strides[kMaxRank] = {};
@@ -308,8 +315,8 @@ TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const
   }
   for (int i = rank - 1; i >= 0; --i) strides[i] = i == rank - 1 ? 1 : strides[i + 1] * sizes[i + 1];
   TensorHandle handle = nullptr;
-  if (torch.create_tensor_from_blob(data, rank, sizes, strides, 0, torch.dtypes[static_cast<int>(port.dtype)], torch.cpu,
-                                    -1, &handle) != 0)
+  if (torch.create_tensor_from_blob(data, rank, sizes, strides, 0, torch.dtypes[static_cast<int>(port.dtype)],
+                                    torch.cpu, -1, &handle) != 0)
     status.fail(Code::internal, "cannot wrap the package's input %s", port.name.c_str());
   return handle;
 }

@@ -16,8 +16,8 @@ namespace dagserve {
 // A node ready to run, shared by all contexts.
 struct LoadedNode {
   const NodeSpec* spec = nullptr;
-  std::unique_ptr<CpuNode> cpu;      // engine cpu
-  std::vector<std::int32_t> iota;    // engine aoti: 0, 1, ...
+  std::unique_ptr<CpuNode> cpu;    // engine cpu
+  std::vector<std::int32_t> iota;  // engine aoti: 0, 1, ...
   mutable std::atomic<std::int64_t> runs{0};
   mutable std::atomic<std::int64_t> nanoseconds{0};
   mutable std::atomic<std::int64_t> allocations{0};  // counted only under an allocation counter, see runtime.h
@@ -64,7 +64,8 @@ class Context {
  public:
   explicit Context(const LoadedPlan& loaded);
 
-  // Runs every node. `request` are the plan's inputs in order; `response` is the slot's buffer, its shape set on success.
+  // Runs every node. `request` are the plan's inputs in order; `response` is the slot's buffer, its shape set on
+  // success.
   void run(std::span<const Tensor> request, Tensor& response, const Limits& limits, Status& status) noexcept;
 
   std::span<const Tensor> tensors() const { return tensors_; }

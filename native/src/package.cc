@@ -92,7 +92,8 @@ void Package::open(const std::string& path, int runners) {
   if (library_ == nullptr) throw std::runtime_error("[load] cannot open package " + path + ": " + dlerror());
   using Create = std::int32_t (*)(void**, std::size_t, const char*, const char*);
   using Count = std::int32_t (*)(void*, std::size_t*);
-  const auto create = reinterpret_cast<Create>(require_symbol(library_, "AOTInductorModelContainerCreateWithDevice", path));
+  const auto create =
+      reinterpret_cast<Create>(require_symbol(library_, "AOTInductorModelContainerCreateWithDevice", path));
   run_ = reinterpret_cast<decltype(run_)>(require_symbol(library_, "AOTInductorModelContainerRun", path));
   delete_ = reinterpret_cast<decltype(delete_)>(require_symbol(library_, "AOTInductorModelContainerDelete", path));
   error_ = reinterpret_cast<decltype(error_)>(dlsym(library_, "AOTInductorGetLastError"));
@@ -101,7 +102,8 @@ void Package::open(const std::string& path, int runners) {
   std::size_t inputs = 0;
   std::size_t outputs = 0;
   reinterpret_cast<Count>(require_symbol(library_, "AOTInductorModelContainerGetNumInputs", path))(container_, &inputs);
-  reinterpret_cast<Count>(require_symbol(library_, "AOTInductorModelContainerGetNumOutputs", path))(container_, &outputs);
+  reinterpret_cast<Count>(require_symbol(library_, "AOTInductorModelContainerGetNumOutputs", path))(container_,
+                                                                                                    &outputs);
   if (inputs != spec_.inputs.size() || outputs != spec_.outputs.size())
     throw std::runtime_error("[load] " + path + " takes " + std::to_string(inputs) + " inputs and gives " +
                              std::to_string(outputs) + " outputs, the plan says otherwise; compile the manifest again");
@@ -111,14 +113,17 @@ void Package::bind_constants(const Plan& plan, const MappedFile& weights) {
   using Count = std::int32_t (*)(void*, std::size_t*);
   using Name = std::int32_t (*)(void*, std::size_t, const char**);
   using Update = std::int32_t (*)(void*, const ConstantEntry*, std::size_t, bool, bool);
-  const auto count = reinterpret_cast<Count>(require_symbol(library_, "AOTInductorModelContainerGetNumConstants", spec_.path));
-  const auto name = reinterpret_cast<Name>(require_symbol(library_, "AOTInductorModelContainerGetConstantName", spec_.path));
+  const auto count =
+      reinterpret_cast<Count>(require_symbol(library_, "AOTInductorModelContainerGetNumConstants", spec_.path));
+  const auto name =
+      reinterpret_cast<Name>(require_symbol(library_, "AOTInductorModelContainerGetConstantName", spec_.path));
   const auto original =
       reinterpret_cast<Name>(require_symbol(library_, "AOTInductorModelContainerGetConstantOriginalFQN", spec_.path));
   const auto update = reinterpret_cast<Update>(
       require_symbol(library_, "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", spec_.path));
   std::size_t constants = 0;
-  if (count(container_, &constants) != 0) throw std::runtime_error("[load] " + spec_.path + " does not list its constants");
+  if (count(container_, &constants) != 0)
+    throw std::runtime_error("[load] " + spec_.path + " does not list its constants");
   std::vector<ConstantEntry> entries;
   std::vector<std::string> missing;
   Handles handles;
@@ -127,9 +132,11 @@ void Package::bind_constants(const Plan& plan, const MappedFile& weights) {
     const char* fqn = nullptr;
     if (name(container_, i, &mangled) != 0 || original(container_, i, &fqn) != 0)
       throw std::runtime_error("[load] " + spec_.path + " does not name its constants");
-    const auto mapped = std::ranges::find(spec_.constants, std::string(fqn), &std::pair<std::string, std::string>::first);
-    const auto weight = mapped == spec_.constants.end() ? plan.weights.end()
-                                                        : std::ranges::find(plan.weights, mapped->second, &WeightSpec::name);
+    const auto mapped =
+        std::ranges::find(spec_.constants, std::string(fqn), &std::pair<std::string, std::string>::first);
+    const auto weight = mapped == spec_.constants.end()
+                            ? plan.weights.end()
+                            : std::ranges::find(plan.weights, mapped->second, &WeightSpec::name);
     if (weight == plan.weights.end()) {
       missing.emplace_back(fqn);
       continue;

@@ -33,7 +33,8 @@ namespace {
 
 void check_index(const std::string& where, int index, std::size_t count, bool absent_allowed = false) {
   if (absent_allowed && index == -1) return;
-  if (index < 0 || static_cast<std::size_t>(index) >= count) reject(where, "index " + std::to_string(index) + " is out of range");
+  if (index < 0 || static_cast<std::size_t>(index) >= count)
+    reject(where, "index " + std::to_string(index) + " is out of range");
 }
 
 void check_dims(const Plan& plan, const std::string& where, const std::vector<Dim>& shape) {

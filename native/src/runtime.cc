@@ -24,7 +24,8 @@ std::vector<std::int32_t> iota_of(const NodeSpec& node) {
 
 Clock::time_point after(double seconds) {
   constexpr double kLongest = 1e9;  // seconds; keeps the clock from overflowing
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, kLongest)));
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(std::min(seconds, kLongest)));
 }
 
 }  // namespace
@@ -71,7 +72,8 @@ void Runtime::make_slots() {
   slot_memory_ = std::make_unique<Arena>(slot_bytes() * static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) {
     auto slot = std::make_unique<Slot>();
-    for (const InputSpec& input : plan.inputs) slot->inputs.push_back(make_tensor(plan, plan.tensors[input.tensor], *slot_memory_));
+    for (const InputSpec& input : plan.inputs)
+      slot->inputs.push_back(make_tensor(plan, plan.tensors[input.tensor], *slot_memory_));
     slot->response = make_tensor(plan, plan.tensors[plan.response], *slot_memory_);
     slots_.push_back(std::move(slot));
     push(free_, i);

@@ -28,8 +28,8 @@ struct Slot {
   Tensor response;
   Status status;
   State state = State::free;
-  bool permit = false;      // holds an in_flight permit
-  bool blocking = false;    // a thread waits in run()
+  bool permit = false;    // holds an in_flight permit
+  bool blocking = false;  // a thread waits in run()
   std::atomic<bool> cancelled{false};
   std::uint32_t generation = 0;
   Clock::time_point deadline;
@@ -66,7 +66,7 @@ struct Stats {
   Counters counters;
   TierStats in_flight;
   TierStats contexts;
-  std::vector<TierStats> runners;  // by package
+  std::vector<TierStats> runners;              // by package
   std::int64_t allocations_between_nodes = 0;  // on context threads, outside nodes
 };
 
@@ -138,7 +138,7 @@ class Runtime {
   SlotList waiting_;
   SlotList admitted_;
   SlotList done_;
-  int permits_ = 0;        // in_flight permits given out
+  int permits_ = 0;         // in_flight permits given out
   int waiting_places_ = 0;  // reserved or waiting without a permit
   int busy_contexts_ = 0;
   int unfinished_ = 0;  // reserved and not yet done

@@ -27,7 +27,8 @@ void find(void* library, const char* symbol, F& target) {
 
 TorchShim load() {
   void* library = dlopen(kTorch, RTLD_NOLOAD | RTLD_LAZY);
-  if (library == nullptr) throw std::runtime_error("[load] libtorch_cpu.so is not loaded in this process; load torch first");
+  if (library == nullptr)
+    throw std::runtime_error("[load] libtorch_cpu.so is not loaded in this process; load torch first");
   TorchShim shim{};
   find(library, "aoti_torch_create_tensor_from_blob", shim.create_tensor_from_blob);
   find(library, "aoti_torch_delete_tensor_object", shim.delete_tensor);

@@ -81,14 +81,15 @@ struct Segment {
 };
 
 // A node's options after compile, by name.
-using Value = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<std::string>, std::vector<Segment>>;
+using Value = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<std::string>,
+                           std::vector<Segment>>;
 struct Config {
   std::vector<std::pair<std::string, Value>> values;
-  std::vector<std::string> inputs;   // port names, in the order of CpuNode::run's spans
+  std::vector<std::string> inputs;  // port names, in the order of CpuNode::run's spans
   std::vector<std::string> outputs;
   std::vector<Tensor> input_bounds;  // dtype, rank and bound of each port's tensor; data is null
   std::vector<Tensor> output_bounds;
-  std::string root;                  // artifact directory
+  std::string root;  // artifact directory
 
   // Throws std::invalid_argument naming the key when it is absent or of another type: load time only.
   template <class T>
@@ -100,8 +101,8 @@ struct Config {
   }
 };
 
-// A node in native code. Construction may allocate and throw (load time); run() may do neither, and is called by several
-// threads at once, each with its own tensors and workspace.
+// A node in native code. Construction may allocate and throw (load time); run() may do neither, and is called by
+// several threads at once, each with its own tensors and workspace.
 class CpuNode {
  public:
   virtual ~CpuNode() = default;

@@ -1,0 +1,53 @@
+# Everything runs in one virtual environment: $VIRTUAL_ENV where one is active, else .venv.
+# A torch in the range >=2.11,<2.14 that is already there (a CUDA build, say) is kept.
+PYTHON ?= python3
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+BIN := $(VENV)/bin
+ARTIFACT ?= artifacts/relevance.cpu
+TORCH ?= torch==2.13.0
+STAMP := $(VENV)/.dagserve-setup
+
+.PHONY: setup native demo test test-gpu lint format perf serve clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python tools/torch_in_range.py || $(BIN)/python -m pip install -q $(TORCH)
+	$(BIN)/python -m pip install -q --no-deps -r requirements.lock
+	$(MAKE) native
+	touch $(STAMP)
+
+# No build isolation: an isolated build would install a torch of its own.
+native:
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+
+demo: setup
+	$(BIN)/python -m demo.run
+
+test: setup
+	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: setup
+	$(BIN)/python -m pytest -m gpu
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run -Werror $(shell git ls-files 'native/*.cc' 'native/*.h')
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(shell git ls-files 'native/*.cc' 'native/*.h')
+
+perf: setup
+	$(BIN)/python -m perf.serve_cpu
+
+serve: setup
+	$(BIN)/dagserve serve $(ARTIFACT)
+
+clean:
+	rm -rf build artifacts .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,1 @@
+"""The demo: real text scored by a real model, over HTTP."""

@@ -1,0 +1,1 @@
+"""Benchmarks: every performance claim of this project comes from here."""
