@@ -23,7 +23,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: Mapping[str, Any] 
     original = scaling["original_max_position_embeddings"]
     wavelength = 2 * math.pi / frequencies
     blend = ((original / wavelength - low) / (high - low)).clamp(0, 1)
-    return (1 - blend) * frequencies / factor + blend * frequencies
+    scaled: Tensor = (1 - blend) * frequencies / factor + blend * frequencies
+    return scaled
 
 
 def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:

@@ -278,11 +278,11 @@ Bytes utf8(const std::string& where, nb::handle value) {
 
 bool is_sequence(nb::handle value) { return nb::isinstance<nb::list>(value) || nb::isinstance<nb::tuple>(value); }
 
-// The number of rows a value gives a tensor of rank 1, within the bound.
-std::int64_t check_rows(const std::string& name, nb::handle value, const Tensor& tensor) {
+// The number of rows a value gives a tensor of rank 1, within the bound. Single nodes take none too: they check it.
+std::int64_t check_rows(const std::string& name, nb::handle value, const Tensor& tensor, std::int64_t least) {
   if (!is_sequence(value)) raise("InvalidRequest", name + " must be a list");
   const auto rows = static_cast<std::int64_t>(nb::len(value));
-  if (rows < 1 || rows > tensor.bound[0])
+  if (rows < least || rows > tensor.bound[0])
     raise("InvalidRequest", name + " has " + std::to_string(rows) + " entries; it must have from 1 to " +
                                 std::to_string(tensor.bound[0]));
   return rows;
@@ -299,13 +299,13 @@ void append_text(const std::string& where, const std::string& name, nb::handle v
   tensor.offsets[row + 1] = start + static_cast<std::int64_t>(text.size);
 }
 
-void fill_text(const std::string& name, nb::handle value, Tensor& tensor) {
+void fill_text(const std::string& name, nb::handle value, Tensor& tensor, std::int64_t least) {
   tensor.offsets[0] = 0;
   if (tensor.rank == 0) {
     append_text(name, name, value, tensor, 0);
     return;
   }
-  tensor.shape[0] = check_rows(name, value, tensor);
+  tensor.shape[0] = check_rows(name, value, tensor, least);
   std::int64_t row = 0;
   for (nb::handle item : value) {
     append_text(name + "[" + std::to_string(row) + "]", name, item, tensor, row);
@@ -349,10 +349,35 @@ void store_one(const std::string& where, nb::handle value, Tensor& tensor, std::
   tensor.as<float>()[index] = static_cast<float>(number);
 }
 
-void fill_numbers(const std::string& name, nb::handle value, Tensor& tensor) {
+using Array = nb::ndarray<nb::c_contig, nb::device::cpu, nb::ro>;
+
+bool same_dtype(nb::dlpack::dtype given, Dtype dtype) {
+  using Kind = nb::dlpack::dtype_code;
+  const bool floating = dtype == Dtype::f32 || dtype == Dtype::f16;
+  const Kind kind = floating                  ? Kind::Float
+                    : dtype == Dtype::boolean ? Kind::Bool
+                    : dtype == Dtype::u8      ? Kind::UInt
+                                              : Kind::Int;
+  return given.code == static_cast<std::uint8_t>(kind) && given.bits == 8 * dtype_bytes(dtype);
+}
+
+// A numpy array (or anything with the buffer protocol) of the tensor's dtype and rank.
+void fill_array(const std::string& name, const Array& array, Tensor& tensor) {
+  if (static_cast<int>(array.ndim()) != tensor.rank || !same_dtype(array.dtype(), tensor.dtype))
+    raise("InvalidRequest",
+          name + " must be an array of type " + dtype_name(tensor.dtype) + " and rank " + std::to_string(tensor.rank));
+  if (array.nbytes() > static_cast<std::size_t>(tensor.capacity))
+    raise("InvalidRequest", name + " has " + std::to_string(array.nbytes()) + " bytes; it must have at most " +
+                                std::to_string(tensor.capacity));
+  for (int i = 0; i < tensor.rank; ++i) tensor.shape[i] = static_cast<std::int64_t>(array.shape(i));
+  std::memcpy(tensor.data, array.data(), array.nbytes());
+}
+
+void fill_numbers(const std::string& name, nb::handle value, Tensor& tensor, std::int64_t least) {
+  if (Array array; nb::try_cast<Array>(value, array)) return fill_array(name, array, tensor);
   if (tensor.rank == 0) return store_one(name, value, tensor, 0);
   if (tensor.rank != 1) raise("InvalidRequest", name + " has a rank that requests cannot carry");
-  tensor.shape[0] = check_rows(name, value, tensor);
+  tensor.shape[0] = check_rows(name, value, tensor, least);
   std::int64_t index = 0;
   for (nb::handle item : value) {
     store_one(name + "[" + std::to_string(index) + "]", item, tensor, index);
@@ -377,13 +402,14 @@ void fill_default(const InputSpec& input, Tensor& tensor) {
     tensor.shape[0] = static_cast<std::int64_t>(std::max(input.integers.size(), input.reals.size()));
 }
 
-void fill_input(const InputSpec& input, const nb::dict& values, Tensor& tensor) {
+void fill_input(const InputSpec& input, const nb::dict& values, Tensor& tensor, std::int64_t least = 1) {
   const nb::str key(input.name.c_str());
   const bool given = values.contains(key) && !values[key].is_none();
   tensor.present = given || input.has_default;
   if (given) {
     const nb::object value = nb::borrow(values[key]);
-    tensor.dtype == Dtype::text ? fill_text(input.name, value, tensor) : fill_numbers(input.name, value, tensor);
+    tensor.dtype == Dtype::text ? fill_text(input.name, value, tensor, least)
+                                : fill_numbers(input.name, value, tensor, least);
   } else if (input.has_default) {
     fill_default(input, tensor);
   } else if (!input.optional) {
@@ -603,7 +629,7 @@ class NodeRunner {
     std::vector<Tensor> outputs;
     for (const InputSpec& input : plan_.inputs) {
       inputs.push_back(make_tensor(plan_, plan_.tensors[input.tensor], arena));
-      fill_input(input, values, inputs.back());
+      fill_input(input, values, inputs.back(), 0);
     }
     for (const InputSpec& output : outputs_) {
       outputs.push_back(make_tensor(plan_, plan_.tensors[output.tensor], arena));

@@ -1,0 +1,199 @@
+"""The application: handlers only decode, submit and encode. Nothing here tokenizes or runs a model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+import dagserve
+from dagserve.errors import Cancelled, Draining, InvalidRequest, RequestError
+from dagserve.server.errors import (
+    TooLarge,
+    UnsupportedMediaType,
+    documented_errors,
+    error_response,
+    on_http_exception,
+    on_request_error,
+)
+from dagserve.server.metrics import Metrics
+from dagserve.server.protocol import ErrorReply, ScoreReply, ScoreRequest, decode_score
+
+DEADLINE_HEADER = "X-Request-Deadline-Ms"
+REQUEST_ID_HEADER = "X-Request-Id"
+ESCAPED_BYTE = 6
+"""Longest JSON form of one byte of text (``\\u0000``)."""
+
+
+class Backend(Protocol):
+    """What the service needs of an engine; see :class:`dagserve.engine.Engine`."""
+
+    plan: dict[str, Any]
+
+    async def submit(self, inputs: Mapping[str, object], deadline_s: float | None = None) -> bytes:
+        """The reply's body."""
+        ...
+
+    def stats(self) -> Mapping[str, Any]:
+        """Tiers, counters and nodes."""
+        ...
+
+
+class Service:
+    """State of one running service. ``draining`` makes /ready say so and refuses new requests."""
+
+    def __init__(self, engine: Backend) -> None:
+        self.engine = engine
+        self.model: str = engine.plan["name"]
+        self.inputs = frozenset(spec["name"] for spec in engine.plan["inputs"])
+        self.deadline_s: float = engine.plan["admission"]["deadline_ms"] / 1000
+        self.body_limit = body_limit(engine.plan)
+        self.metrics = Metrics(engine.stats)
+        self.draining = False
+
+    async def score(self, request: Request) -> Response:
+        """Decodes a body, submits it, and passes the engine's bytes on."""
+        started = time.perf_counter()
+        response = await self._answer(request)
+        self.metrics.requests.labels(str(response.status_code)).inc()
+        self.metrics.latency.observe(time.perf_counter() - started)
+        return response
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            if self.draining:
+                raise Draining("the service is draining and takes no new requests")
+            inputs = decode_score(await read_body(request, self.body_limit), self.model, self.inputs)
+            body = await self._submit(request, inputs, read_deadline(request, self.deadline_s))
+        except RequestError as error:
+            return error_response(error)
+        return Response(body, media_type="application/json")
+
+    async def _submit(self, request: Request, inputs: Mapping[str, object], deadline_s: float) -> bytes:
+        """Waits for the reply or for the client to leave, whichever is first."""
+        work = asyncio.ensure_future(self.engine.submit(inputs, deadline_s))
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.metrics.disconnects.inc()
+                raise Cancelled("the client left before the reply")
+            return work.result()
+        finally:
+            gone.cancel()
+            work.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def body_limit(plan: Mapping[str, Any]) -> int:
+    """Largest body in bytes: every input full, every byte escaped, and room for the fields themselves."""
+    tensors = [plan["tensors"][spec["tensor"]] for spec in plan["inputs"]]
+    return 65536 + ESCAPED_BYTE * sum(int(t["capacity"]) for t in tensors)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Reads a JSON body of at most ``limit`` bytes.
+
+    Raises:
+        UnsupportedMediaType: another content type.
+        TooLarge: over the limit, whether or not the header says so.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise UnsupportedMediaType(f"content type {kind!r} is not taken; send application/json")
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > limit:
+            raise TooLarge(f"the body is larger than {limit} bytes; send fewer or shorter texts")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def read_deadline(request: Request, longest_s: float) -> float:
+    """Seconds until the request must have started: the header's, but not more than the manifest's.
+
+    Raises:
+        InvalidRequest: the header is not a positive number of milliseconds.
+    """
+    text = request.headers.get(DEADLINE_HEADER)
+    if text is None:
+        return longest_s
+    try:
+        seconds = float(text) / 1000
+    except ValueError:
+        seconds = float("nan")
+    if not seconds > 0:
+        raise InvalidRequest(f"{DEADLINE_HEADER} must be a positive number of milliseconds, not {text!r}")
+    return min(seconds, longest_s)
+
+
+def create_app(engine: Backend) -> FastAPI:
+    """The application for one engine. Its :class:`Service` is ``app.state.service``."""
+    service = Service(engine)
+    app = FastAPI(
+        title=f"dagserve: {service.model}",
+        version=dagserve.__version__,
+        exception_handlers={RequestError: on_request_error, HTTPException: on_http_exception},
+    )
+    app.state.service = service
+    app.middleware("http")(_request_id)
+    _add_score(app, service)
+    _add_state(app, service)
+    return app
+
+
+async def _request_id(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Echoes the client's request id, or makes one."""
+    response = await call(request)
+    response.headers[REQUEST_ID_HEADER] = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
+    return response
+
+
+def _add_score(app: FastAPI, service: Service) -> None:
+    # The body is read by hand, so that its size is bounded while it arrives; the schema is declared beside it.
+    schema = ScoreRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    documented: dict[int | str, dict[str, Any]] = documented_errors()
+    documented[400]["model"] = ErrorReply
+    app.add_api_route(
+        "/v1/score",
+        service.score,
+        methods=["POST"],
+        summary="Score items against a query",
+        responses={200: {"model": ScoreReply}, **documented},
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+    )
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    @app.get("/health", summary="The process is alive")
+    async def health() -> Response:
+        return _json({"status": "ok"})
+
+    @app.get("/ready", summary="Requests are taken", responses={503: {"description": "Draining."}})
+    async def ready() -> Response:
+        status = "draining" if service.draining else "ready"
+        return _json({"status": status}, 503 if service.draining else 200)
+
+    @app.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v1/models", summary="The served model")
+    async def models() -> Response:
+        return _json({"object": "list", "data": [{"id": service.model, "object": "model", "owned_by": "dagserve"}]})
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
