@@ -19,7 +19,6 @@ from dagserve.build.sources import import_tokenizer
 def load_transformers(model: str) -> tuple[Any, Tokenizer]:
     """The model by transformers' own loader, and its tokenizer."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    os.environ.setdefault("TQDM_DISABLE", "1")
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -30,7 +29,8 @@ def load_transformers(model: str) -> tuple[Any, Tokenizer]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = path.parent if path.suffix == ".gguf" else path
-        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).eval()
+        loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+        loaded.eval()  # type: ignore[no-untyped-call]
     source = import_tokenizer(model, BuildCache(default_cache_root()))
     return loaded, Tokenizer.from_str(source.tokenizer_json.decode())
 

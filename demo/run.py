@@ -10,7 +10,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +24,7 @@ MANIFEST = Path(__file__).parent.parent / "manifests" / "relevance.yaml"
 QUERY = "Is this review of a product positive or negative?"
 LABELS = (" positive", " negative")
 BATCH = 15
+IN_FLIGHT = 2
 SHOWN = 6
 START_TIMEOUT_S = 60
 
@@ -67,14 +69,19 @@ def served(artifact: Path) -> Iterator[str]:
 
 def score(url: str, texts: Sequence[str]) -> list[list[float]]:
     """Scores of the labels for each text, in requests of :data:`BATCH` texts."""
-    rows: list[list[float]] = []
-    for start in range(0, len(texts), BATCH):
-        body = {"query": QUERY, "items": texts[start : start + BATCH], "labels": LABELS, "apply_softmax": True}
-        reply = httpx.post(f"{url}/v1/score", json=body, timeout=120, trust_env=False)
-        if reply.status_code != 200:
-            raise SystemExit(f"the server answered {reply.status_code}: {reply.text}")
-        rows += reply.json()["scores"]
-    return rows
+    batches = [texts[start : start + BATCH] for start in range(0, len(texts), BATCH)]
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        return [row for rows in pool.map(lambda batch: score_batch(url, batch), batches) for row in rows]
+
+
+def score_batch(url: str, texts: Sequence[str]) -> list[list[float]]:
+    """One request."""
+    body = {"query": QUERY, "items": texts, "labels": LABELS, "apply_softmax": True}
+    reply = httpx.post(f"{url}/v1/score", json=body, timeout=120, trust_env=False)
+    if reply.status_code != 200:
+        raise SystemExit(f"the server answered {reply.status_code}: {reply.text}")
+    scores: list[list[float]] = reply.json()["scores"]
+    return scores
 
 
 def prompts(artifact: Path, texts: Sequence[str]) -> list[str]:
@@ -98,7 +105,9 @@ def main() -> None:
     print(f"model: {Path(model).name}, {len(reviews)} human-rated reviews")
     print("compiling manifests/relevance.yaml (a few minutes the first time)", flush=True)
     result = compile_manifest(MANIFEST, {"model": model}, progress=report())
-    print(f"{result.artifact}: {'up to date' if result.up_to_date else 'compiled'} in {result.seconds:.1f} s", flush=True)
+    print(
+        f"{result.artifact}: {'up to date' if result.up_to_date else 'compiled'} in {result.seconds:.1f} s", flush=True
+    )
     texts = [r.text for r in reviews]
     with served(result.artifact) as url:
         score(url, texts[:1])
@@ -109,14 +118,15 @@ def main() -> None:
     compare(reviews, ours, seconds, model, prompts(result.artifact, texts))
 
 
-def report():  # type: ignore[no-untyped-def]
+def report() -> Callable[[str, str, float], None]:
     """Prints each stage of the build once."""
     seen: set[tuple[str, str]] = set()
 
     def say(task: str, stage: str, _: float) -> None:
         if (task, stage) not in seen:
             seen.add((task, stage))
-            print(f"  {task}: {stage}", flush=True)
+            sys.stdout.write(f"  {task}: {stage}\n")
+            sys.stdout.flush()
 
     return say
 
@@ -129,9 +139,7 @@ def print_examples(reviews: Sequence[Review], scores: Sequence[float]) -> None:
         print(f"       {value:.3f}         {review.rating:+.2f}  {review.text[:78]}")
 
 
-def compare(
-    reviews: Sequence[Review], ours: Sequence[float], seconds: float, model: str, texts: Sequence[str]
-) -> None:
+def compare(reviews: Sequence[Review], ours: Sequence[float], seconds: float, model: str, texts: Sequence[str]) -> None:
     """Quality and time beside transformers on the same prompts."""
     from demo.peer import transformers_scores
 

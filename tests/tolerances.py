@@ -1,0 +1,7 @@
+"""The one table of tolerances: largest absolute difference by precision. No test loosens it."""
+
+LOGITS = {"fp32": 1e-4, "bf16": 0.15}
+"""Logits and log-probabilities against transformers on the same weights."""
+
+SCORES = {"fp32": 1e-5, "bf16": 2e-2}
+"""Probabilities against transformers or eager."""
