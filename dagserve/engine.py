@@ -150,10 +150,11 @@ class Engine:
 
     def _attach(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.get_running_loop()
-        if self._loop is None:
+        if self._loop is None or self._loop.is_closed():
             self._loop = loop
             loop.add_reader(self._runtime.fileno(), self._deliver)
-        assert loop is self._loop, "an Engine serves one event loop"
+        if loop is not self._loop:
+            raise RuntimeError("an Engine serves one event loop at a time; load another one for this loop")
         return loop
 
     def _deliver(self) -> None:
