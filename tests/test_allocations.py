@@ -17,10 +17,10 @@ import json, sys
 from pathlib import Path
 from dagserve.engine import Engine
 
-requests = [
-    {"query": "q", "items": ["a good film, 12 times", "日本語 " * 9] * 8, "apply_softmax": i % 2 == 0} for i in range(20)
-]
-requests += [{"query": "q", "items": ["x"], "labels": [" positive"]}, {"query": "q", "items": ["x"], "label_token_ids": [1]}]
+items = ["a good film, 12 times", "日本語 " * 9] * 8
+requests = [{"query": "q", "items": items, "apply_softmax": i % 2 == 0} for i in range(20)]
+requests += [{"query": "q", "items": ["x"], "labels": [" positive"]}]
+requests += [{"query": "q", "items": ["x"], "label_token_ids": [1]}]
 with Engine.load(Path(sys.argv[1])) as engine:
     engine.run(requests[0])
     before = engine.stats()

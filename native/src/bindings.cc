@@ -261,8 +261,16 @@ struct Bytes {
   std::size_t size;
 };
 
+// Where a value stands in a request. Its text is made only for an error.
+struct Place {
+  const std::string& name;
+  std::int64_t row = -1;
+
+  std::string text() const { return row < 0 ? name : name + "[" + std::to_string(row) + "]"; }
+};
+
 // A lone surrogate passes as its three bytes, so that the node that reads the text reports it with its place.
-Bytes utf8(const std::string& where, nb::handle value) {
+Bytes utf8(const Place& place, nb::handle value) {
   nb::object owner = nb::borrow(value);
   Py_ssize_t size = 0;
   if (nb::isinstance<nb::str>(value)) {
@@ -271,7 +279,7 @@ Bytes utf8(const std::string& where, nb::handle value) {
     PyErr_Clear();
     owner = value.attr("encode")("utf-8", "surrogatepass");
   } else if (!nb::isinstance<nb::bytes>(value)) {
-    raise("InvalidRequest", where + " must be text");
+    raise("InvalidRequest", place.text() + " must be text");
   }
   return {owner, PyBytes_AS_STRING(owner.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(owner.ptr()))};
 }
@@ -288,12 +296,11 @@ std::int64_t check_rows(const std::string& name, nb::handle value, const Tensor&
   return rows;
 }
 
-void append_text(const std::string& where, const std::string& name, nb::handle value, Tensor& tensor,
-                 std::int64_t row) {
-  const Bytes text = utf8(where, value);
+void append_text(const Place& place, nb::handle value, Tensor& tensor, std::int64_t row) {
+  const Bytes text = utf8(place, value);
   const std::int64_t start = tensor.offsets[row];
   if (text.size > static_cast<std::size_t>(tensor.capacity - start))
-    raise("InvalidRequest", name + " has more than " + std::to_string(tensor.capacity) +
+    raise("InvalidRequest", place.name + " has more than " + std::to_string(tensor.capacity) +
                                 " bytes of text; shorten it or raise the input's max_bytes");
   std::memcpy(static_cast<char*>(tensor.data) + start, text.data, text.size);
   tensor.offsets[row + 1] = start + static_cast<std::int64_t>(text.size);
@@ -302,20 +309,20 @@ void append_text(const std::string& where, const std::string& name, nb::handle v
 void fill_text(const std::string& name, nb::handle value, Tensor& tensor, std::int64_t least) {
   tensor.offsets[0] = 0;
   if (tensor.rank == 0) {
-    append_text(name, name, value, tensor, 0);
+    append_text({name}, value, tensor, 0);
     return;
   }
   tensor.shape[0] = check_rows(name, value, tensor, least);
   std::int64_t row = 0;
   for (nb::handle item : value) {
-    append_text(name + "[" + std::to_string(row) + "]", name, item, tensor, row);
+    append_text({name, row}, item, tensor, row);
     ++row;
   }
 }
 
-std::int64_t integer(const std::string& where, nb::handle value, const Tensor& tensor) {
+std::int64_t integer(const Place& place, nb::handle value, const Tensor& tensor) {
   if (tensor.dtype == Dtype::boolean) {
-    if (!nb::isinstance<nb::bool_>(value)) raise("InvalidRequest", where + " must be true or false");
+    if (!nb::isinstance<nb::bool_>(value)) raise("InvalidRequest", place.text() + " must be true or false");
     return nb::cast<bool>(value) ? 1 : 0;
   }
   int overflow = 0;
@@ -324,7 +331,7 @@ std::int64_t integer(const std::string& where, nb::handle value, const Tensor& t
   const bool narrow = tensor.dtype == Dtype::i32 && (number < INT32_MIN || number > INT32_MAX);
   const bool tiny = tensor.dtype == Dtype::u8 && (number < 0 || number > 255);
   if (!whole || overflow != 0 || narrow || tiny)
-    raise("InvalidRequest", where + " must be an integer of type " + dtype_name(tensor.dtype));
+    raise("InvalidRequest", place.text() + " must be an integer of type " + dtype_name(tensor.dtype));
   return number;
 }
 
@@ -341,11 +348,11 @@ void store(Tensor& tensor, std::int64_t index, std::int64_t value) {
   }
 }
 
-void store_one(const std::string& where, nb::handle value, Tensor& tensor, std::int64_t index) {
-  if (tensor.dtype != Dtype::f32) return store(tensor, index, integer(where, value, tensor));
+void store_one(const Place& place, nb::handle value, Tensor& tensor, std::int64_t index) {
+  if (tensor.dtype != Dtype::f32) return store(tensor, index, integer(place, value, tensor));
   double number = 0;
   if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<double>(value, number))
-    raise("InvalidRequest", where + " must be a number");
+    raise("InvalidRequest", place.text() + " must be a number");
   tensor.as<float>()[index] = static_cast<float>(number);
 }
 
@@ -375,12 +382,12 @@ void fill_array(const std::string& name, const Array& array, Tensor& tensor) {
 
 void fill_numbers(const std::string& name, nb::handle value, Tensor& tensor, std::int64_t least) {
   if (Array array; nb::try_cast<Array>(value, array)) return fill_array(name, array, tensor);
-  if (tensor.rank == 0) return store_one(name, value, tensor, 0);
+  if (tensor.rank == 0) return store_one({name}, value, tensor, 0);
   if (tensor.rank != 1) raise("InvalidRequest", name + " has a rank that requests cannot carry");
   tensor.shape[0] = check_rows(name, value, tensor, least);
   std::int64_t index = 0;
   for (nb::handle item : value) {
-    store_one(name + "[" + std::to_string(index) + "]", item, tensor, index);
+    store_one({name, index}, item, tensor, index);
     ++index;
   }
 }
