@@ -215,7 +215,7 @@ def test_an_artifact_of_another_machine_is_refused(relevance_artifact: Path) -> 
 
 def test_an_unknown_operator_names_the_alternatives(tiny_model: Path, build_cache: BuildCache, tmp_path: Path) -> None:
     manifest = edited(tmp_path, ("{attention: torch}", "{attention: triton_packed_gqa}"))
-    with pytest.raises(ManifestError, match="use one of torch"):
+    with pytest.raises(ManifestError, match="use torch"):
         compile_manifest(manifest, {"model": str(tiny_model)}, output=tmp_path / "a", cache=build_cache)
 
 

@@ -139,6 +139,7 @@ def _target(entry: Entry) -> Target:
         name=entry.key,
         concurrency=_concurrency(_section(table, "concurrency")),
         position=entry.key_position,
+        operators_tree=_section(table, "operators"),
         **{"match": _frozen({}), "operators": _frozen({}), **values},
     )
 

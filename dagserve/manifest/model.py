@@ -87,6 +87,7 @@ class Target:
     operators: Mapping[str, str] = field(default_factory=dict)
     concurrency: Concurrency = Concurrency()
     position: Position = field(default=START, compare=False)
+    operators_tree: Table = field(default=Table((), START), compare=False)
 
 
 @dataclass(frozen=True)

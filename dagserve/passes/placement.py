@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dagserve.errors import Diagnostic
 from dagserve.graph import Graph, Tensor, frozen
 from dagserve.manifest import Target
+from dagserve.manifest.source import did_you_mean, sentence
+from dagserve.manifest.tree import locate, locate_key
 from dagserve.shapes import DTYPE_BYTES
 
 MAX_TENSOR_BYTES = 2**40
@@ -39,6 +42,36 @@ def _tier_mistakes(graph: Graph, target: Target) -> list[Diagnostic]:
         fix = f"write at most `contexts: {tiers.in_flight}`, or raise in_flight"
         found.append(graph.mistake(tiers.contexts_position, message, fix, "tier"))
     return found
+
+
+def check_operators(graph: Graph) -> Graph:
+    """On every target each operator is one of a node's, and its choice one of the node's implementations."""
+    available: dict[str, tuple[str, ...]] = {}
+    if any(node.definition is None for node in graph.nodes):
+        return graph  # what it would have is not known
+    for node in graph.nodes:
+        available |= getattr(node.definition, "operators", {})
+    return graph.reporting(
+        [
+            mistake
+            for target in graph.manifest.targets.values()
+            for name, choice in target.operators.items()
+            for mistake in _operator_mistakes(graph, target, name, choice, available)
+        ]
+    )
+
+
+def _operator_mistakes(
+    graph: Graph, target: Target, name: str, choice: str, available: Mapping[str, tuple[str, ...]]
+) -> Iterator[Diagnostic]:
+    if name not in available:
+        message = f"target `{target.name}` chooses operator `{name}`, which no node has"
+        fix = sentence(f"use {', '.join(available)}" if available else "remove it", did_you_mean(name, available))
+        yield graph.mistake(locate_key(target.operators_tree, name), message, fix, "operator")
+    elif choice not in available[name]:
+        message = f"operator `{name}` has no implementation `{choice}`"
+        fix = sentence(f"use {', '.join(available[name])}", did_you_mean(choice, available[name]))
+        yield graph.mistake(locate(target.operators_tree, (name,)), message, fix, "operator")
 
 
 def plan_buffers(graph: Graph) -> Graph:

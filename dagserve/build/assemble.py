@@ -1,0 +1,322 @@
+"""Writes the artifact directory from a checked graph and its build results."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dagserve.artifact import FORMAT, PLAN
+from dagserve.build.cache import BuildCache
+from dagserve.build.design import BuildDesign, NodeBuild, weights_name
+from dagserve.build.keys import digest, file_digest
+from dagserve.build.sources import import_tokenizer
+from dagserve.graph import Graph, GraphNode
+from dagserve.interface import Call, Check, PackageSpec, Port, TokenizerFiles
+from dagserve.manifest import print_manifest
+from dagserve.shapes import Dim, TensorType
+from dagserve.tokenizer import encode_label, write_tables
+
+ALIGNMENT = 64
+
+
+def artifact_key(graph: Graph, design: BuildDesign) -> str:
+    """Covers all that decides the artifact: the manifest as it stands with its variables, models, code, machine."""
+    return digest(
+        [
+            FORMAT,
+            importlib.metadata.version("dagserve"),
+            print_manifest(graph.manifest),
+            graph.manifest.source.text,
+            graph.target.name,
+            [[b.node.name, b.source.digest] for b in design.nodes],
+            [design.code, dict(design.environment), design.tolerance, design.shapes],
+        ]
+    )
+
+
+@dataclass
+class ArtifactTokenizers:
+    """Tokenizers put into an artifact, each once: the compiler's answer to :class:`dagserve.interface.Assets`."""
+
+    root: Path
+    cache: BuildCache
+    model_name: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def tokenizer(self, spec: str) -> TokenizerFiles:
+        """Writes the tables and the ``tokenizer.json`` they come from."""
+        source = import_tokenizer(spec, self.cache)
+        stem = f"tokenizers/{source.digest[:16]}"
+        (self.root / "tokenizers").mkdir(exist_ok=True)
+        size = write_tables(source.tokenizer_json, self.root / f"{stem}.bin")
+        (self.root / f"{stem}.json").write_bytes(source.tokenizer_json)
+        return TokenizerFiles(f"{stem}.bin", f"{stem}.json", size)
+
+    def label_id(self, spec: str, text: str) -> int:
+        """The id of a text of one token."""
+        return encode_label(import_tokenizer(spec, self.cache).tokenizer_json, text)
+
+
+def write_artifact(
+    root: Path, graph: Graph, design: BuildDesign, built: Mapping[str, Path], key: str, cache: BuildCache
+) -> None:
+    """Fills an empty directory: files first, ``plan.json`` last."""
+    weights, prefixes = _write_weights(root, design, built)
+    packages = [_write_package(root, b, p, built, prefixes) for b in design.nodes for p in b.spec.packages]
+    assets = ArtifactTokenizers(root, cache, graph.manifest.name)
+    plan: dict[str, Any] = {
+        "format": FORMAT,
+        "name": graph.manifest.name,
+        "target": graph.target.name,
+        "device": graph.target.device,
+        "endpoint": graph.manifest.endpoint.value if graph.manifest.endpoint else None,
+        "fingerprint": {"key": key, "precision": design.precision, **design.environment},
+        "symbols": _symbols(graph, design),
+        "tensors": _tensors(graph),
+        "inputs": _inputs(graph),
+        "nodes": [_node(graph, n, design, packages, assets) for n in graph.nodes],
+        "outputs": [{"name": n, "tensor": _index(graph, t)} for n, t in graph.outputs.items()],
+        "packages": packages,
+        "weights": weights,
+        "concurrency": _concurrency(graph),
+        "admission": _admission(graph),
+        "memory": _memory(graph, weights),
+        "descriptions": _descriptions(graph, design, built),
+    }
+    (root / "manifest.yaml").write_text(graph.manifest.source.text)
+    plan["files"] = {str(p.relative_to(root)): p.stat().st_size for p in sorted(root.rglob("*")) if p.is_file()}
+    plan["fingerprint"]["digests"] = {
+        name: file_digest(root / name) for name in plan["files"] if name != weights["path"]
+    }
+    (root / PLAN).write_text(json.dumps(plan, indent=1))
+
+
+def _write_weights(root: Path, design: BuildDesign, built: Mapping[str, Path]) -> tuple[dict[str, Any], dict[str, str]]:
+    """One ``weights.bin``: linked where there is one model, joined where there are several, names then prefixed."""
+    target = root / "weights.bin"
+    names = [step.name for step in design.weight_steps]
+    records = {n: json.loads((built[n] / "index.json").read_text()) for n in names}
+    prefixes = {n: "" if len(names) == 1 else f"model{i}/" for i, n in enumerate(names)}
+    tensors: dict[str, Any] = {}
+    if len(names) == 1:
+        _link(built[names[0]] / "weights.bin", target)
+    else:
+        with target.open("wb") as stream:
+            for name in names:
+                stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
+                start = stream.tell()
+                with (built[name] / "weights.bin").open("rb") as part:
+                    shutil.copyfileobj(part, stream)
+                for entry in records[name]["tensors"].values():
+                    entry["offset"] += start
+    for name in names:
+        tensors |= {prefixes[name] + t: e for t, e in records[name]["tensors"].items()}
+    return {"path": "weights.bin", "bytes": target.stat().st_size, "tensors": tensors}, prefixes
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _write_package(
+    root: Path,
+    build: NodeBuild,
+    package: PackageSpec,
+    built: Mapping[str, Path],
+    prefixes: Mapping[str, str],
+) -> dict[str, Any]:
+    name = build.package_name(package)
+    path = f"packages/{name}/model.so"
+    (root / path).parent.mkdir(parents=True)
+    _link(built[name] / "model.so", root / path)
+    record = json.loads((built[name] / "package.json").read_text())
+    prefix = prefixes[weights_name(build)]
+    return {
+        "name": name,
+        "path": path,
+        "inputs": [_package_port(p, build) for p in package.inputs],
+        "outputs": [_package_port(p, build) for p in package.outputs],
+        "constants": {fqn: prefix + weight for fqn, weight in record["constants"].items()},
+        "seconds": record["seconds"],
+    }
+
+
+def _package_port(port: Port, build: NodeBuild) -> dict[str, Any]:
+    shape = [_manifest_dim(d, build) for d in port.type.shape]
+    return {"name": port.name, "dtype": port.type.dtype, "shape": [str(d) for d in shape]}
+
+
+def _manifest_dim(dim: Dim, build: NodeBuild) -> Dim:
+    """A definition-local dimension in the manifest's symbols; symbols of packages alone get the node's name."""
+    if not dim.symbol:
+        return dim
+    known = build.node.dims.get(dim.symbol)
+    return Dim(known.symbol, known.add + dim.add) if known else Dim(_own_symbol(build, dim.symbol), dim.add)
+
+
+def _own_symbol(build: NodeBuild, symbol: str) -> str:
+    return f"{build.node.name}__{symbol}"
+
+
+def _symbols(graph: Graph, design: BuildDesign) -> list[dict[str, Any]]:
+    symbols = dict(graph.bounds)
+    for build in design.nodes:
+        symbols |= {_own_symbol(build, s): n for s, n in build.spec.bounds.items()}
+    return [{"name": name, "bound": bound} for name, bound in symbols.items()]
+
+
+def _shape(kind: TensorType) -> list[str]:
+    return [str(d) for d in kind.shape]
+
+
+def _tensors(graph: Graph) -> list[dict[str, Any]]:
+    return [
+        {"name": t.name, "dtype": t.type.dtype, "shape": _shape(t.type), "capacity": t.capacity, "device": t.device}
+        for t in graph.tensors.values()
+    ]
+
+
+def _index(graph: Graph, tensor: str) -> int:
+    return list(graph.tensors).index(tensor)
+
+
+def _inputs(graph: Graph) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.name,
+            "tensor": _index(graph, spec.name),
+            "optional": spec.optional,
+            "default": list(spec.default) if isinstance(spec.default, tuple) else spec.default,
+        }
+        for spec in graph.inputs
+    ]
+
+
+def _node(
+    graph: Graph, node: GraphNode, design: BuildDesign, packages: list[dict[str, Any]], assets: ArtifactTokenizers
+) -> dict[str, Any]:
+    assert node.interface is not None
+    record: dict[str, Any] = {
+        "name": node.name,
+        "engine": node.engine,
+        "op": node.op,
+        "inputs": {
+            p.name: _index(graph, node.inputs[p.name]) if p.name in node.inputs else None for p in node.interface.inputs
+        },
+        "outputs": {p.name: _index(graph, node.outputs[p.name]) for p in node.interface.outputs},
+    }
+    build = next((b for b in design.nodes if b.node.name == node.name), None)
+    if build is None:
+        assets.sizes = {local: dim.size(graph.bounds) for local, dim in node.dims.items()}
+        definition: Any = node.definition
+        return record | {"config": definition.configure(node.options, assets)}
+    names = [p["name"] for p in packages]
+    locals_ = list(
+        dict.fromkeys(o for c in build.spec.calls for o in (*c.inputs, *c.outputs) if o.startswith("local:"))
+    )
+    return record | {
+        "checks": [_check(c, record) for c in build.spec.checks],
+        "calls": [_call(c, build, record, names, locals_) for c in build.spec.calls],
+    }
+
+
+def _check(check: Check, node: Mapping[str, Any]) -> dict[str, Any]:
+    ports = {k: node["inputs"][v] if isinstance(v, str) else v for k, v in check.arguments.items()}
+    return {"kind": check.kind, **ports}
+
+
+def _call(
+    call: Call, build: NodeBuild, node: Mapping[str, Any], names: list[str], locals_: list[str]
+) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "package": names.index(f"{build.node.name}.{call.package}"),
+        "inputs": [_operand(o, build, node, locals_) for o in call.inputs],
+        "outputs": [_operand(o, build, node, locals_) for o in call.outputs],
+    }
+    if call.when is not None:
+        tensor = node["inputs"][call.when.port]
+        record["when"] = {"tensor": tensor, "equals": call.when.equals, "default": call.when.default}
+    return record
+
+
+def _operand(operand: str, build: NodeBuild, node: Mapping[str, Any], locals_: list[str]) -> dict[str, Any]:
+    kind, _, name = operand.partition(":")
+    if kind == "local":
+        return {"local": locals_.index(operand)}
+    if kind == "iota":
+        return {"iota": {"max_length_of": node["inputs"][name], "bound": build.bounds["L"]}}
+    return {"tensor": (node["inputs"] | node["outputs"])[name]}
+
+
+def _concurrency(graph: Graph) -> dict[str, int]:
+    tiers = graph.target.concurrency
+    return {"runners": tiers.runners, "contexts": tiers.contexts, "in_flight": tiers.in_flight}
+
+
+def _admission(graph: Graph) -> dict[str, int]:
+    a = graph.manifest.admission
+    return {"max_queued": a.max_queued, "max_wait_ms": a.max_wait_ms, "deadline_ms": a.deadline_ms}
+
+
+def _memory(graph: Graph, weights: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes planned: tensors of one context, of one request slot (inputs and reply), and all of them with the weights.
+
+    Workspaces of nodes and what packages allocate while they run come on top.
+    """
+    in_slot = {spec.name for spec in graph.inputs} | set(graph.outputs.values())
+    sizes = {t.name: t.capacity + t.offsets_bytes(graph.bounds) for t in graph.tensors.values()}
+    slot = sum(sizes[name] for name in in_slot)
+    context = sum(sizes.values()) - slot
+    tiers, admission = graph.target.concurrency, graph.manifest.admission
+    slots = 2 * tiers.in_flight + admission.max_queued
+    total = context * tiers.contexts + slot * slots + weights["bytes"]
+    return {
+        "context": context,
+        "contexts": tiers.contexts,
+        "slot": slot,
+        "slots": slots,
+        "weights": weights["bytes"],
+        "total": total,
+    }
+
+
+def _descriptions(graph: Graph, design: BuildDesign, built: Mapping[str, Path]) -> dict[str, Any]:
+    """The three descriptions that a model definition fixes: runtime, build, validation."""
+    validation = graph.manifest.validation
+    mapping = {s.name: json.loads((built[s.name] / "index.json").read_text())["mapping"] for s in design.weight_steps}
+    return {
+        "runtime": {
+            "topology": [n.name for n in graph.nodes],
+            "engines": {n.name: n.engine for n in graph.nodes},
+            "tensors": {t.name: str(t.type) for t in graph.tensors.values()},
+            "bounds": dict(graph.bounds),
+            "concurrency": _concurrency(graph),
+            "transfers": [[t.tensor, t.source, t.destination] for t in graph.transfers],
+        },
+        "build": {
+            "target": graph.target.name,
+            "precision": design.precision,
+            "operators": {b.node.name: dict(b.spec.packages[0].arguments["operators"]) for b in design.nodes},
+            "models": {b.node.name: b.node.options["checkpoint"] for b in design.nodes},
+            "parameters": [mapping[weights_name(b)] for b in design.nodes[:1]],
+        },
+        "validation": {
+            "reference": validation.reference,
+            "tolerance": design.tolerance,
+            "checks": {
+                b.package_name(p): json.loads((built[f"{b.package_name(p)} check"] / "checks.json").read_text())
+                for b in design.nodes
+                for p in b.spec.packages
+            },
+            "inputs": [dict(request) for request in validation.inputs],
+        },
+    }

@@ -1,0 +1,160 @@
+"""What has to be built for a graph: weight files, packages and their checks, each with its cache key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dagserve.build.cache import BuildCache
+from dagserve.build.keys import digest, environment_fingerprint, source_digest
+from dagserve.build.run import Step
+from dagserve.build.sources import ModelSource, import_model
+from dagserve.errors import ManifestError
+from dagserve.graph import Graph, GraphNode
+from dagserve.interface import BuildSpec, PackageSpec, Port
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class NodeBuild:
+    """One AOTI node: its build specification, its model, and the bound of each definition-local symbol."""
+
+    node: GraphNode
+    spec: BuildSpec
+    source: ModelSource
+    bounds: Mapping[str, int]
+
+    def package_name(self, package: PackageSpec) -> str:
+        """The name of one of its packages in the artifact."""
+        return f"{self.node.name}.{package.name}"
+
+
+@dataclass(frozen=True)
+class BuildDesign:
+    """All build steps of a graph. ``weight_steps`` first, then packages, then checks."""
+
+    nodes: tuple[NodeBuild, ...]
+    weight_steps: list[Step]
+    precision: str
+    shapes: tuple[str, ...]
+    tolerance: float
+    code: str
+    environment: Mapping[str, str]
+
+    def package_steps(self, built: Mapping[str, Path]) -> list[Step]:
+        """One step a package. The key has no weights in it: a new checkpoint of the same structure reuses packages."""
+        return [self._package_step(n, p, built) for n in self.nodes for p in n.spec.packages]
+
+    def verify_steps(self, built: Mapping[str, Path]) -> list[Step]:
+        """One step a package: its comparison with eager on the real weights."""
+        steps = []
+        for step in self.package_steps(built):
+            extra = {"step": "verify", "package": str(built[step.name]), "tolerance": self.tolerance}
+            job = {**step.job, **extra, "shapes": list(self.shapes)}
+            weights = Path(step.job["weights"]).name
+            key = digest([step.key, weights, self.tolerance, self.shapes])
+            steps.append(Step(f"{step.name} check", "checks", key, job))
+        return steps
+
+    def _package_step(self, build: NodeBuild, package: PackageSpec, built: Mapping[str, Path]) -> Step:
+        job = {
+            "step": "compile",
+            "name": build.package_name(package),
+            "module": package.module,
+            "arguments": dict(package.arguments),
+            "inputs": [port_json(p) for p in package.inputs],
+            "outputs": [port_json(p) for p in package.outputs],
+            "bounds": {s: build.bounds[s] for s in package_symbols(package)},
+        }
+        key = digest([job, self.code, dict(self.environment)])
+        weights = str(built[weights_name(build)])
+        return Step(build.package_name(package), "packages", key, {**job, "weights": weights})
+
+
+def port_json(port: Port) -> dict[str, str]:
+    """A port as a job or the plan writes it."""
+    return {"name": port.name, "type": str(port.type)}
+
+
+def package_symbols(package: PackageSpec) -> tuple[str, ...]:
+    """The shape symbols of a package's inputs, each once."""
+    return tuple(dict.fromkeys(s for port in package.inputs for s in port.type.symbols))
+
+
+def weights_name(build: NodeBuild) -> str:
+    """The name of the step that writes a node's weights. Nodes over one model share the file."""
+    return f"weights {build.source.digest[:12]}"
+
+
+def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
+    """Plans the build of a checked graph.
+
+    Raises:
+        ManifestError: a length that a node's model cannot take.
+        CheckpointError: a model cannot be imported.
+    """
+    nodes = tuple(_design_node(graph, n, cache) for n in graph.nodes if n.engine == "aoti")
+    precision = graph.target.precision
+    code = source_digest([_PACKAGE / "build", _PACKAGE / "checkpoint", _PACKAGE / "nodes", _PACKAGE / "kernels"])
+    validation = graph.manifest.validation
+    return BuildDesign(
+        nodes,
+        _weight_steps(nodes, precision, code),
+        precision,
+        validation.shapes,
+        validation.tolerance[precision],
+        code,
+        environment_fingerprint(),
+    )
+
+
+def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
+    definition: Any = node.definition
+    operators = _operators(graph, node)
+    source = import_model(node.options["checkpoint"], cache)
+    _check_length(graph, node, source)
+    per_request = "apply_softmax" in node.inputs
+    spec = definition.build(node.options, source.config, graph.target.precision, operators, per_request)
+    bounds = {local: dim.size(graph.bounds) for local, dim in node.dims.items()} | dict(spec.bounds)
+    return NodeBuild(node, spec, source, bounds)
+
+
+def _operators(graph: Graph, node: GraphNode) -> dict[str, str]:
+    """The target's choice for each operator the node has, the first implementation where it makes none."""
+    definition: Any = node.definition
+    return {name: graph.target.operators.get(name, choices[0]) for name, choices in definition.operators.items()}
+
+
+def _check_length(graph: Graph, node: GraphNode, source: ModelSource) -> None:
+    longest = source.config.get("max_position_embeddings")
+    wanted = node.options["max_length"]
+    if longest is not None and wanted > longest:
+        message = f"node `{node.name}` allows {wanted} tokens a text, its model {longest}"
+        fix = f"lower max_length or the bound `length` to {longest}"
+        raise ManifestError([graph.mistake(node.spec.position, message, fix, "length")])
+
+
+def _weight_steps(nodes: tuple[NodeBuild, ...], precision: str, code: str) -> list[Step]:
+    groups: dict[str, list[NodeBuild]] = {}
+    for build in nodes:
+        groups.setdefault(weights_name(build), []).append(build)
+    return [_weight_step(name, group, precision, code) for name, group in groups.items()]
+
+
+def _weight_step(name: str, group: list[NodeBuild], precision: str, code: str) -> Step:
+    source = group[0].source
+    job = {
+        "step": "weights",
+        "config": dict(source.config),
+        "mapping": group[0].spec.mapping,
+        "modules": [
+            {"name": b.package_name(p), "module": p.module, "arguments": dict(p.arguments)}
+            for b in group
+            for p in b.spec.packages
+        ],
+    }
+    key = digest([source.digest, job, precision, code])
+    return Step(name, "weights", key, {**job, "source": str(source.path)})

@@ -1,0 +1,166 @@
+"""One AOTInductor package: export with dynamic shapes, compile, compare with eager. Runs in a worker."""
+
+from __future__ import annotations
+
+import json
+import time
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as shape_config
+from torch.export import Dim, ExportedProgram, export
+
+from dagserve.build.weights import TORCH_DTYPES, constant_sources, make_module, map_weights
+from dagserve.errors import BuildError
+from dagserve.shapes import TensorType, parse_type
+
+INDUCTOR_OPTIONS: Mapping[str, Any] = {"aot_inductor.package_constants_in_so": False, "cpp.threads": 1}
+"""Constants stay outside, so that packages share them; one thread a run, since runs are parallel."""
+
+SHAPES = ("min", "mid", "max")
+
+Report = Callable[[str, float], None]
+
+
+def load_module(job: Mapping[str, Any]) -> torch.nn.Module:
+    """The package's module with its parameters over the weights file."""
+    module = make_module(job["module"], job["arguments"])
+    weights = map_weights(Path(job["weights"]) / "weights.bin", _index(job)["tensors"])
+    for name, parameter in module.named_parameters():
+        parameter.data = weights[name]
+    return module
+
+
+def _index(job: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(json.loads((Path(job["weights"]) / "index.json").read_text()))
+
+
+def compile_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
+    """Writes ``model.so`` and ``package.json`` (constants, seconds) into ``out``."""
+    started = time.perf_counter()
+    module = load_module(job)
+    report("export", 0.1)
+    program = export_module(module, job)
+    exported = time.perf_counter()
+    report("compile", 0.25)
+    archive = out / "package.pt2"
+    with torch.no_grad():
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(archive), inductor_configs=dict(INDUCTOR_OPTIONS)
+        )
+    _extract(archive, out / "model.so")
+    archive.unlink()
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(out / "model.so"), 1)
+    names = sorted(set(runner.get_constant_names_to_original_fqns().values()))
+    record = {
+        "constants": constant_sources(job["name"], names, _index(job)["tensors"]),
+        "seconds": {"export": exported - started, "compile": time.perf_counter() - exported},
+    }
+    (out / "package.json").write_text(json.dumps(record))
+    report("compiled", 1.0)
+
+
+def _extract(archive: Path, target: Path) -> None:
+    """Takes the shared object out of a package, and refuses one that needs Python-side operators."""
+    with zipfile.ZipFile(archive) as content:
+        names = content.namelist()
+        objects = [n for n in names if n.endswith(".so")]
+        extern = [n for n in names if n.endswith(".json") and not n.endswith("metadata.json")]
+        extern = [n for n in extern if json.loads(content.read(n) or b"{}").get("nodes")]
+        if len(objects) != 1 or extern:
+            without = ", ".join(extern) or "none"
+            raise BuildError(
+                f"package has {len(objects)} shared objects and operators without a C shim ({without}); "
+                "replace the operator by one AOTInductor lowers"
+            )
+        target.write_bytes(content.read(objects[0]))
+
+
+def sizes_at(shape: str, bounds: Mapping[str, int]) -> dict[str, int]:
+    """Symbol sizes at ``min`` (1), ``mid`` (half the bound) or ``max`` (the bound)."""
+    if shape == "min":
+        return dict.fromkeys(bounds, 1)
+    return {s: b if shape == "max" else max(1, (b + 1) // 2) for s, b in bounds.items()}
+
+
+def export_module(module: torch.nn.Module, job: Mapping[str, Any]) -> ExportedProgram:
+    """Exports with every symbol dynamic from 1 to its bound; a symbol bounded by 1 is static."""
+    bounds = job["bounds"]
+    sizes = {s: max(n, min(2, bounds[s])) for s, n in sizes_at("mid", bounds).items()}
+    types = [parse_type(p["type"]) for p in job["inputs"]]
+    dims: dict[str, Any] = {}
+    shapes = tuple({i: d for i in range(len(t.shape)) if (d := _dim(t, i, bounds, dims))} for t in types)
+    example = _example(module, job, sizes)
+    # Sizes 0 and 1 are otherwise specialised, and a batch of one would be refused.
+    oblivious = shape_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
+    with torch.no_grad(), oblivious:
+        return export(module, example, dynamic_shapes=shapes)
+
+
+def _dim(type_: TensorType, axis: int, bounds: Mapping[str, int], dims: dict[str, Any]) -> Any:
+    dim = type_.shape[axis]
+    if not dim.symbol or bounds[dim.symbol] == 1:
+        return None
+    name = str(dim).replace("+", "_plus_")
+    return dims.setdefault(name, Dim(name, min=1 + dim.add, max=bounds[dim.symbol] + dim.add))
+
+
+def _example(module: torch.nn.Module, job: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
+    example = module.example(sizes, torch.Generator().manual_seed(20))  # type: ignore[operator]
+    assert isinstance(example, tuple)
+    for tensor, port in zip(example, job["inputs"], strict=True):
+        declared = parse_type(port["type"])
+        where = f"{job['module']}: example {port['name']}"
+        assert tensor.dtype == TORCH_DTYPES[declared.dtype], f"{where} is {tensor.dtype}"
+        assert tensor.dim() == len(declared.shape), f"{where} has rank {tensor.dim()}"
+    return example
+
+
+def verify_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
+    """Runs the package and eager on the same inputs at the minimum, middle and maximum shapes; writes ``checks.json``.
+
+    Raises:
+        BuildError: shape or dtype differ, or the error passes the tolerance at some shape.
+    """
+    module = load_module(job)
+    runner = _bind(job)
+    checks = {}
+    for done, shape in enumerate(job["shapes"]):
+        inputs = _example(module, job, sizes_at(shape, job["bounds"]))
+        with torch.no_grad():
+            expected = module(*inputs)
+        where = f"{job['name']} at {shape} shapes"
+        error = compare(runner.run(list(inputs)), [expected], job["tolerance"], where)
+        checks[shape] = {"inputs": [list(t.shape) for t in inputs], "error": error}
+        report("verify", (done + 1) / len(job["shapes"]))
+    (out / "checks.json").write_text(json.dumps(checks))
+
+
+def _bind(job: Mapping[str, Any]) -> Any:
+    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(Path(job["package"]) / "model.so"), 1)
+    weights = map_weights(Path(job["weights"]) / "weights.bin", _index(job)["tensors"])
+    names = runner.get_constant_names_to_original_fqns()
+    sources = constant_sources(job["name"], names.values(), weights)
+    constants = {name: weights[sources[fqn]] for name, fqn in names.items()}
+    runner.update_constant_buffer(constants, False, True, True)
+    return runner
+
+
+def compare(actual: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float, where: str) -> float:
+    """Largest absolute error over ``max(1, largest magnitude expected)``.
+
+    Raises:
+        BuildError: over the tolerance, not finite, or of another shape or dtype.
+    """
+    worst = 0.0
+    for a, e in zip(actual, expected, strict=True):
+        if a.shape != e.shape or a.dtype != e.dtype:
+            raise BuildError(f"{where}: package gives {a.dtype}{list(a.shape)}, eager {e.dtype}{list(e.shape)}")
+        error = (a.double() - e.double()).abs().max() / e.double().abs().max().clamp(min=1)
+        worst = max(worst, float(error)) if torch.isfinite(error) else float("inf")
+    if worst > tolerance:
+        raise BuildError(f"{where}: differs from eager by {worst:.3g}, over the tolerance {tolerance:.3g}")
+    return worst
