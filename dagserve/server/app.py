@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import orjson
@@ -13,7 +14,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 import dagserve
-from dagserve.errors import Cancelled, Draining, InvalidRequest, RequestError
+from dagserve.errors import Cancelled, Draining, InternalError, InvalidRequest, RequestError
 from dagserve.server.errors import (
     TooLarge,
     UnsupportedMediaType,
@@ -29,6 +30,8 @@ DEADLINE_HEADER = "X-Request-Deadline-Ms"
 REQUEST_ID_HEADER = "X-Request-Id"
 ESCAPED_BYTE = 6
 """Longest JSON form of one byte of text (``\\u0000``)."""
+
+_log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
@@ -61,6 +64,7 @@ class Service:
         """Decodes a body, submits it, and passes the engine's bytes on."""
         started = time.perf_counter()
         response = await self._answer(request)
+        response.headers[REQUEST_ID_HEADER] = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
         self.metrics.requests.labels(str(response.status_code)).inc()
         self.metrics.latency.observe(time.perf_counter() - started)
         return response
@@ -73,6 +77,9 @@ class Service:
             body = await self._submit(request, inputs, read_deadline(request, self.deadline_s))
         except RequestError as error:
             return error_response(error)
+        except Exception as error:  # whatever it is, the client gets a typed reply and the log the traceback
+            _log.exception("a request failed unexpectedly")
+            return error_response(InternalError(f"unexpected {type(error).__name__}; the server's log has more"))
         return Response(body, media_type="application/json")
 
     async def _submit(self, request: Request, inputs: Mapping[str, object], deadline_s: float) -> bytes:
@@ -148,17 +155,9 @@ def create_app(engine: Backend) -> FastAPI:
         exception_handlers={RequestError: on_request_error, HTTPException: on_http_exception},
     )
     app.state.service = service
-    app.middleware("http")(_request_id)
     _add_score(app, service)
     _add_state(app, service)
     return app
-
-
-async def _request_id(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Echoes the client's request id, or makes one."""
-    response = await call(request)
-    response.headers[REQUEST_ID_HEADER] = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
-    return response
 
 
 def _add_score(app: FastAPI, service: Service) -> None:

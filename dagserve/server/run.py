@@ -11,37 +11,35 @@ import uvicorn
 
 from dagserve.engine import Engine
 from dagserve.errors import ArtifactError, DagserveError
-from dagserve.server.app import create_app
+from dagserve.server.app import Service, create_app
 
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
-_POLL_S = 0.02
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn that answers admitted requests before it stops listening: /ready turns 503 first."""
+    """uvicorn that answers admitted requests before it stops: /ready turns 503 first."""
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, drain_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, engine: Engine, drain_s: float) -> None:
         super().__init__(config)
-        self._engine, self._drain_s = engine, drain_s
-        self._signals = 0
+        self._service, self._engine, self._drain_s = service, engine, drain_s
         self._draining: asyncio.Task[None] | None = None
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """First signal: drain. Second: quit at once."""
-        self._signals += 1
-        if self._signals > 1 or self._draining is not None:
-            super().handle_exit(sig, frame)
-            self.force_exit = True
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """First signal: drain. Second: quit at once. Neither is raised again, so a drained server exits with 0."""
+        if self._service.draining:
+            self.force_exit = self.should_exit = True
             return
-        self._draining = asyncio.get_running_loop().create_task(self._drain(sig, frame))
+        self._service.draining = True
+        # A handler runs between two steps of the loop, which must be woken to see a new task.
+        asyncio.get_running_loop().call_soon_threadsafe(self._start_draining)
 
-    async def _drain(self, sig: int, frame: FrameType | None) -> None:
-        app = self.config.app
-        app.state.service.draining = True  # type: ignore[union-attr]
+    def _start_draining(self) -> None:
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
         await asyncio.to_thread(self._engine.drain, self._drain_s)
-        await asyncio.sleep(_POLL_S)  # replies of the last requests leave
-        super().handle_exit(sig, frame)
+        self.should_exit = True
 
 
 def serve(artifact: Path, host: str, port: int, *, drain_s: float = 30.0) -> int:
@@ -55,12 +53,13 @@ def serve(artifact: Path, host: str, port: int, *, drain_s: float = 30.0) -> int
     with Engine.load(artifact) as engine, listener:
         if engine.plan["endpoint"] is None:
             raise ArtifactError(f"{artifact} has no HTTP endpoint; add `endpoint: score` to its manifest")
+        app = create_app(engine)
         config = uvicorn.Config(
-            create_app(engine), log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, lifespan="off"
+            app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, lifespan="off"
         )
         address = listener.getsockname()
         print(f"dagserve: {engine.plan['name']} on http://{address[0]}:{address[1]}", flush=True)
-        server = DrainingServer(config, engine, drain_s)
+        server = DrainingServer(config, app.state.service, engine, drain_s)
         server.run(sockets=[listener])
     return 0
 
