@@ -1,8 +1,9 @@
 """The same endpoint over transformers in eager FP32: what a user has without compiling anything.
 
-Two routes over one model, so that it is loaded once: ``/single/v1/score`` runs one text at a time, ``/batched/v1/score``
-one right-padded batch a request. One worker thread runs the model with every core, one request after another; several at
-once would only share the same cores. Run as ``python -m perf.baseline --model MODEL --artifact ARTIFACT``.
+Two routes over one model, so that it is loaded once: ``/single/v1/score`` runs one text at a time,
+``/batched/v1/score`` one right-padded batch a request. One worker thread runs the model with every core, one request
+after another; several at once would only share the same cores.
+Run as ``python -m perf.baseline --model MODEL --artifact ARTIFACT``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Baseline:
         """One text at a time; the LM head runs on the last position only."""
         labels, prompts = self._label_ids(body), self._prompts(body)
         with torch.inference_mode():
-            logits = [self._model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1] for ids in prompts]
+            logits = [self._model(torch.tensor([ids]), logits_to_keep=1, use_cache=False).logits[0, -1] for ids in prompts]
             scores = torch.stack(logits)[:, labels].softmax(-1)
         return scores.tolist(), sum(map(len, prompts))
 
