@@ -84,16 +84,10 @@ def score_batch(url: str, texts: Sequence[str]) -> list[list[float]]:
     return scores
 
 
-def prompt_template(artifact: Path) -> list[dict[str, str]]:
-    """The parts of the artifact's template: each a ``literal`` or a ``field``."""
-    plan = json.loads((artifact / "plan.json").read_text())
-    parts: list[dict[str, str]] = next(n["config"]["template"] for n in plan["nodes"] if n["op"] == "tokenize")
-    return parts
-
-
 def prompts(artifact: Path, texts: Sequence[str]) -> list[str]:
     """The template of the artifact filled in, for the comparison."""
-    template = prompt_template(artifact)
+    plan = json.loads((artifact / "plan.json").read_text())
+    template = next(n["config"]["template"] for n in plan["nodes"] if n["op"] == "tokenize")
     values = [{"query": QUERY, "item": text} for text in texts]
     return ["".join(part.get("literal") or value[part["field"]] for part in template) for value in values]
 

@@ -24,7 +24,8 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel
 
 from demo.peer import load_transformers
-from demo.run import LABELS, prompt_template
+from demo.run import LABELS
+from perf.workload import prompt_template
 
 
 class ScoreBody(BaseModel):
@@ -47,7 +48,9 @@ class Baseline:
         """One text at a time; the LM head runs on the last position only."""
         labels, prompts = self._label_ids(body), self._prompts(body)
         with torch.inference_mode():
-            logits = [self._model(torch.tensor([ids]), logits_to_keep=1, use_cache=False).logits[0, -1] for ids in prompts]
+            logits = [
+                self._model(torch.tensor([ids]), logits_to_keep=1, use_cache=False).logits[0, -1] for ids in prompts
+            ]
             scores = torch.stack(logits)[:, labels].softmax(-1)
         return scores.tolist(), sum(map(len, prompts))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,3 +57,10 @@ def read_texts(path: Path) -> list[str]:
 def encode_body(items: Sequence[str]) -> bytes:
     """A ``POST /v1/score`` body."""
     return orjson.dumps({"query": QUERY, "items": list(items), "labels": LABELS, "apply_softmax": True})
+
+
+def prompt_template(artifact: Path) -> list[dict[str, str]]:
+    """The parts of the artifact's template: each a ``literal`` or the name of a ``field``."""
+    plan = json.loads((artifact / "plan.json").read_text())
+    parts: list[dict[str, str]] = next(n["config"]["template"] for n in plan["nodes"] if n["op"] == "tokenize")
+    return parts
