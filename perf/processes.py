@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -28,10 +29,13 @@ class Server:
 
 
 @contextmanager
-def server(module: str, arguments: Sequence[str], ready: str) -> Iterator[Server]:
+def server(
+    module: str, arguments: Sequence[str], ready: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Server]:
     """A Python module that prints its address as the last word of a line; ``ready`` is the path asked first."""
+    command, variables = [sys.executable, "-m", module, *arguments], {**os.environ, **environment}
     started = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -110,10 +114,10 @@ def finish(process: subprocess.Popen[str], output: Path) -> dict[str, Any]:
     return result
 
 
-def timed(command: Sequence[str], environment: Mapping[str, str] | None = None) -> float:
+def timed(command: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> float:
     """Wall seconds of a command that must succeed."""
     started = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
     seconds = time.perf_counter() - started
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed: {done.stderr.strip()}")
