@@ -41,8 +41,8 @@ HTTP = "dagserve, HTTP"
 RUNTIME = "dagserve, Engine.run"
 BATCHED = "transformers, batched"
 SINGLE = "transformers, single"
-# OpenMP's threads wait for one another asleep: spinning, as they do by default, turns every operator into a time slice as
-# soon as anything else, the load generator included, takes a core. On idle cores it makes no difference that can be seen.
+# OpenMP's threads wait for one another asleep: spinning, as they do by default, turns every operator into a time slice
+# as soon as anything else, the load generator included, takes a core.
 BASELINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
 RESULT = Path(__file__).parent / "results" / "serve_cpu.json"
 
