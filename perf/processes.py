@@ -35,18 +35,17 @@ def server(
     """A Python module that prints its address as the last word of a line; ``ready`` is the path asked first."""
     command, variables = [sys.executable, "-m", module, *arguments], {**os.environ, **environment}
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables)
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{module} did not start (exit status {process.wait()})")
-        url = line.split()[-1]
-        httpx.get(url + ready, timeout=START_TIMEOUT_S, trust_env=False).raise_for_status()
-        yield Server(url, time.perf_counter() - started)
-    finally:
-        process.terminate()
-        process.wait(START_TIMEOUT_S)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit(f"{module} did not start (exit status {process.wait()})")
+            url = line.split()[-1]
+            httpx.get(url + ready, timeout=START_TIMEOUT_S, trust_env=False).raise_for_status()
+            yield Server(url, time.perf_counter() - started)
+        finally:
+            process.terminate()
 
 
 class Direct:
@@ -75,15 +74,10 @@ class Direct:
 def direct(artifact: Path, bodies: Path) -> Iterator[Direct]:
     """The runtime without HTTP, loaded and warm."""
     command = [sys.executable, "-m", "perf.direct", str(artifact), str(bodies)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         runner = Direct(process)
         runner._read()
         yield runner
-    finally:
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(START_TIMEOUT_S)
 
 
 @dataclass(frozen=True)
