@@ -19,7 +19,7 @@ import httpx
 from dagserve.artifact import read_plan
 from perf.environment import ROOT
 from perf.health_probe import INTERVAL_S
-from perf.processes import Load, finish, server, timed
+from perf.processes import Worker, server, timed
 
 RAMP_S = 2.0
 MANIFEST = ROOT / "manifests" / "relevance.yaml"
@@ -54,7 +54,7 @@ def where_time_goes(
 ) -> dict[str, Any]:
     """Mean milliseconds of a request with one in flight, from the client inwards.
 
-    ``change`` is the difference of ``/metrics`` over the very requests that the client timed (its warm-up included).
+    ``change`` is the difference of ``/metrics`` over the very requests that the client timed.
     """
     alone = {m["side"]: m["mean_ms"] for m in measurements if m["concurrency"] == 1}
     if http not in alone or runtime not in alone:
@@ -74,17 +74,15 @@ def where_time_goes(
     }
 
 
-def measure_health(url: str, load: Load, seconds: float, concurrency: int) -> dict[str, Any]:
+def measure_health(url: str, load: Worker, seconds: float, concurrency: int) -> dict[str, Any]:
     """Latency of ``/health``, idle and while ``concurrency`` scoring requests are in flight."""
     idle = run_probe(url, min(seconds, 2.0))
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "bench.json"
-        limit = ["--duration", str(seconds + 2 * RAMP_S)]
-        generator = load.start(url + "/v1/score", concurrency, output, limit)
-        wait_for_load(url, concurrency)
-        loaded = run_probe(url, seconds)
-        still = generator.poll() is None
-        result = finish(generator, output)
+    load.send(url=url + "/v1/score", concurrency=concurrency, duration_s=seconds + 2 * RAMP_S)
+    wait_for_load(url, concurrency)
+    started = time.perf_counter()
+    loaded = run_probe(url, seconds)
+    probed_s = time.perf_counter() - started
+    result = load.receive()
     return {
         "interval_ms": INTERVAL_S * 1000,
         "idle": idle,
@@ -93,7 +91,7 @@ def measure_health(url: str, load: Load, seconds: float, concurrency: int) -> di
             "concurrency": concurrency,
             "qps": result["qps"],
             "errors": sum(result["errors"].values()),
-            "outlasted_the_probe": still,
+            "outlasted_the_probe": result["wall_s"] > probed_s,
         },
     }
 

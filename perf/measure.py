@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,30 +16,35 @@ SCORE_TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class Case:
-    """One side at one number of requests in flight; ``run`` gives the fields of a ``BenchResult``."""
+    """One side at one number of requests in flight; ``run`` sends so many and gives the fields of a ``BenchResult``."""
 
     side: str
     concurrency: int
-    run: Callable[[], dict[str, Any]]
+    run: Callable[[int], dict[str, Any]]
 
 
 def interleave(
-    cases: Sequence[Case], rounds: int, say: Callable[[str], None], around: Callable[[Case], Any]
+    cases: Sequence[Case],
+    rounds: int,
+    requests: int,
+    say: Callable[[str], None],
+    around: Callable[[Case], AbstractContextManager[None]],
 ) -> list[dict[str, Any]]:
     """Runs every case once a round, starting each round one case later; returns medians over rounds.
 
-    ``around`` makes a context manager that each run happens in.
+    Before each measured run, which happens inside ``around(case)``, as many requests as are in flight warm it up.
     """
-    results: dict[int, list[dict[str, Any]]] = {index: [] for index in range(len(cases))}
+    results: list[list[dict[str, Any]]] = [[] for _ in cases]
     for number in range(rounds):
         for step in range(len(cases)):
             index = (step + number) % len(cases)
             case = cases[index]
+            case.run(case.concurrency)
             with around(case):
-                results[index].append(case.run())
-            last = results[index][-1]
-            say(f"round {number + 1}/{rounds}  {case.side:22} c={case.concurrency}  {last['qps']:.2f} QPS")
-    return [summarize(case, results[index]) for index, case in enumerate(cases)]
+                results[index].append(case.run(requests))
+            qps = results[index][-1]["qps"]
+            say(f"round {number + 1}/{rounds}  {case.side:22} c={case.concurrency}  {qps:.2f} QPS")
+    return [summarize(case, found) for case, found in zip(cases, results, strict=True)]
 
 
 def summarize(case: Case, rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -6,12 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -48,64 +46,43 @@ def server(
             process.terminate()
 
 
-class Direct:
-    """The process that runs ``Engine.run``; see :mod:`perf.direct`."""
+class Worker:
+    """A process that answers each JSON order, a line, with one JSON line: :mod:`perf.generator`, :mod:`perf.direct`."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self._read()
 
-    def run(self, concurrency: int, requests: int) -> dict[str, Any]:
-        """One closed loop; the fields of a ``BenchResult``."""
+    def run(self, **order: Any) -> dict[str, Any]:
+        """Sends an order and waits for its answer: the fields of a ``BenchResult``."""
+        self.send(**order)
+        return self.receive()
+
+    def send(self, **order: Any) -> None:
+        """Sends an order; :meth:`receive` must follow before the next one."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"concurrency": concurrency, "requests": requests}) + "\n")
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        result: dict[str, Any] = json.loads(self._read())
-        return result
+
+    def receive(self) -> dict[str, Any]:
+        """The answer to the order that was sent."""
+        answer: dict[str, Any] = json.loads(self._read())
+        return answer
 
     def _read(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"perf.direct ended early (exit status {self._process.wait()})")
+            raise SystemExit(f"{self._process.args!r} ended early (exit status {self._process.wait()})")
         return line
 
 
 @contextmanager
-def direct(artifact: Path, bodies: Path) -> Iterator[Direct]:
-    """The runtime without HTTP, loaded and warm."""
-    command = [sys.executable, "-m", "perf.direct", str(artifact), str(bodies)]
+def worker(module: str, *arguments: str) -> Iterator[Worker]:
+    """Starts a worker and waits until it is ready; it ends when its input does."""
+    command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        runner = Direct(process)
-        runner._read()
-        yield runner
-
-
-@dataclass(frozen=True)
-class Load:
-    """Load generator ``dagserve bench``, one process a measurement."""
-
-    bodies: Path
-
-    def start(self, url: str, concurrency: int, output: Path, limit: Sequence[str]) -> subprocess.Popen[str]:
-        """Starts it; ``limit`` is ``--requests N`` or ``--duration S``."""
-        command = [sys.executable, "-m", "dagserve.cli", "bench", url, "-r", str(self.bodies), "-c", str(concurrency)]
-        command += [*limit, "--warmup", str(concurrency), "--json", str(output)]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-
-    def run(self, url: str, concurrency: int, requests: int) -> dict[str, Any]:
-        """One measurement of ``requests`` requests; the fields of a ``BenchResult``."""
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "bench.json"
-            return finish(self.start(url, concurrency, output, ["--requests", str(requests)]), output)
-
-
-def finish(process: subprocess.Popen[str], output: Path) -> dict[str, Any]:
-    """Waits for a load generator and reads its result."""
-    _, errors = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"the load generator failed (exit status {process.returncode}): {errors.strip()}")
-    result: dict[str, Any] = json.loads(output.read_text())
-    return result
+        yield Worker(process)
 
 
 def timed(command: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> float:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from perf.costs import (
 )
 from perf.environment import describe_environment
 from perf.measure import Case, agreement, interleave, ratios
-from perf.processes import Direct, Load, direct, server
+from perf.processes import Worker, server, worker
 from perf.report import grids, markdown
 from perf.workload import Workload, make_workload
 
@@ -66,8 +67,8 @@ class Sides:
 
     http: str
     baseline: str
-    runtime: Direct
-    load: Load
+    runtime: Worker
+    load: Worker
 
     @property
     def urls(self) -> dict[str, str]:
@@ -80,17 +81,16 @@ class Sides:
 
     def cases(self, settings: Settings) -> list[Case]:
         """All that is measured in a round."""
-        theirs = settings.baseline_concurrency
         served = [(HTTP, c) for c in settings.concurrency]
-        served += [(side, c) for side in (BATCHED, SINGLE) for c in theirs]
-        cases = [Case(side, c, self._bench(self.urls[side], c, settings.requests)) for side, c in served]
-        return cases + [Case(RUNTIME, c, self._direct(c, settings.requests)) for c in settings.concurrency]
+        served += [(side, c) for side in (BATCHED, SINGLE) for c in settings.baseline_concurrency]
+        cases = [Case(side, c, partial(self._bench, self.urls[side], c)) for side, c in served]
+        return cases + [Case(RUNTIME, c, partial(self._direct, c)) for c in settings.concurrency]
 
-    def _bench(self, url: str, concurrency: int, requests: int) -> Any:
-        return lambda: self.load.run(url, concurrency, requests)
+    def _bench(self, url: str, concurrency: int, requests: int) -> dict[str, Any]:
+        return self.load.run(url=url, concurrency=concurrency, requests=requests)
 
-    def _direct(self, concurrency: int, requests: int) -> Any:
-        return lambda: self.runtime.run(concurrency, requests)
+    def _direct(self, concurrency: int, requests: int) -> dict[str, Any]:
+        return self.runtime.run(concurrency=concurrency, requests=requests)
 
 
 @contextmanager
@@ -102,9 +102,10 @@ def running(artifact: Path, model: str, workload: Workload, say: Console) -> Ite
         say.print("starting dagserve, Engine.run and transformers")
         arguments = ["--model", model, "--artifact", str(artifact)]
         http = stack.enter_context(server("dagserve.cli", ["serve", str(artifact), "--port", "0"], "/ready"))
-        runtime = stack.enter_context(direct(artifact, bodies))
+        runtime = stack.enter_context(worker("perf.direct", str(artifact), str(bodies)))
         baseline = stack.enter_context(server("perf.baseline", arguments, "/health", BASELINE_ENVIRONMENT))
-        yield Sides(http.url, baseline.url, runtime, Load(bodies))
+        load = stack.enter_context(worker("perf.generator", str(bodies)))
+        yield Sides(http.url, baseline.url, runtime, load)
 
 
 class NodeCosts:
@@ -131,7 +132,7 @@ def measure(artifact: Path, model: str, workload: Workload, settings: Settings, 
     with running(artifact, model, workload, say) as sides:
         agreed = agreement(sides.urls, workload.bodies[:1], HTTP)
         costs = NodeCosts(sides.http)
-        measurements = interleave(sides.cases(settings), settings.rounds, say.print, costs.around)
+        measurements = interleave(sides.cases(settings), settings.rounds, settings.requests, say.print, costs.around)
         say.print("probing /health")
         health = measure_health(sides.http, sides.load, settings.probe_s, plan["concurrency"]["in_flight"])
     say.print("timing starts")
@@ -167,7 +168,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--artifact", type=Path, default=Path("artifacts/relevance.cpu"), help="compiled first where it is missing")
     add("--model", help="what the artifact was made of [the demo's model]")
     add("--rounds", type=int, help="interleaved rounds [3; 1 with --quick]")
-    add("--requests", type=int, help="requests of each case in a round [16; 3 with --quick]")
+    add("--requests", type=int, help="requests of each case in a round [16; 4 with --quick]")
     add("--items", type=int, default=15, help="texts a request [15]")
     add("--texts", type=Path, help="texts to send instead of the demo's reviews, one a line")
     add("--concurrency", type=int, nargs="+", help="requests in flight [1 2 4 8; 1 2 with --quick]")
@@ -183,7 +184,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
     quick: bool = arguments.quick
     return Settings(
         rounds=arguments.rounds or (1 if quick else 3),
-        requests=arguments.requests or (3 if quick else 16),
+        requests=arguments.requests or (4 if quick else 16),
         concurrency=tuple(arguments.concurrency or ((1, 2) if quick else (1, 2, 4, 8))),
         baseline_concurrency=tuple(arguments.baseline_concurrency or ((1,) if quick else (1, 4))),
         probe_s=1.0 if quick else 20.0,
