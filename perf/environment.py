@@ -7,7 +7,7 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ def describe_environment(module: str, arguments: Sequence[str]) -> dict[str, Any
         "command": shlex.join(["python", "-m", module, *arguments]),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        "load_average_1min": os.getloadavg()[0],
+        "busy_cores_before": busy_cores(),
         "system": f"{platform.system()} {platform.release()}",
         "versions": {"dagserve": dagserve.__version__, "python": platform.python_version(), **versions},
     }
@@ -43,6 +43,23 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def busy_cores(seconds: float = 1.0) -> float:
+    """Cores that others keep busy, over a moment in which this process sleeps; not a number where that cannot be told."""
+    counters = Path("/proc/stat")
+    if not counters.exists():
+        return float("nan")
+    before = _idle_ticks(counters)
+    time.sleep(seconds)
+    idle_s = (_idle_ticks(counters) - before) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, (os.cpu_count() or 1) - idle_s / seconds)
+
+
+def _idle_ticks(counters: Path) -> int:
+    """Idle and waiting for input or output, all cores together."""
+    fields = counters.read_text().split("\n", 1)[0].split()
+    return int(fields[4]) + int(fields[5])
+
+
 def _git(*arguments: str) -> str | None:
     """Output of a git command; None outside a repository."""
     try:
@@ -50,7 +67,3 @@ def _git(*arguments: str) -> str | None:
     except FileNotFoundError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-if __name__ == "__main__":
-    print(describe_environment("perf.environment", sys.argv[1:]))

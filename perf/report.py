@@ -125,7 +125,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"- Date: {where['date']}",
         f"- Commit: {commit}",
         f"- Command: `{where['command']}`",
-        f"- Machine: {where['cpu']}, {where['cores']} cores, load average before {where['load_average_1min']:.1f}",
+        f"- Machine: {where['cpu']}, {where['cores']} cores, {where['busy_cores_before']:.1f} of them busy before",
         f"- Versions: {versions}",
         f"- Model: {result['workload']['model']}, {result['workload']['precision']}",
         *(f"- Largest difference of a score from {s}: {d:.1e}" for s, d in result["agreement"].items()),

@@ -42,9 +42,7 @@ HTTP = "dagserve, HTTP"
 RUNTIME = "dagserve, Engine.run"
 BATCHED = "transformers, batched"
 SINGLE = "transformers, single"
-# OpenMP's threads wait for one another asleep: spinning, as they do by default, turns every operator into a time slice
-# as soon as anything else, the load generator included, takes a core.
-BASELINE_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive"}
+QUIET_CORES = 0.2
 RESULT = Path(__file__).parent / "results" / "serve_cpu.json"
 
 
@@ -56,6 +54,7 @@ class Settings:
     requests: int
     concurrency: tuple[int, ...]
     baseline_concurrency: tuple[int, ...]
+    baseline_environment: dict[str, str]
     probe_s: float
     starts: int
     helps: int
@@ -94,7 +93,9 @@ class Sides:
 
 
 @contextmanager
-def running(artifact: Path, model: str, workload: Workload, say: Console) -> Iterator[Sides]:
+def running(
+    artifact: Path, model: str, workload: Workload, baseline_environment: Mapping[str, str], say: Console
+) -> Iterator[Sides]:
     """Starts every side."""
     with ExitStack() as stack:
         bodies = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "bodies.jsonl"
@@ -103,7 +104,7 @@ def running(artifact: Path, model: str, workload: Workload, say: Console) -> Ite
         arguments = ["--model", model, "--artifact", str(artifact)]
         http = stack.enter_context(server("dagserve.cli", ["serve", str(artifact), "--port", "0"], "/ready"))
         runtime = stack.enter_context(worker("perf.direct", str(artifact), str(bodies)))
-        baseline = stack.enter_context(server("perf.baseline", arguments, "/health", BASELINE_ENVIRONMENT))
+        baseline = stack.enter_context(server("perf.baseline", arguments, "/health", baseline_environment))
         load = stack.enter_context(worker("perf.generator", str(bodies)))
         yield Sides(http.url, baseline.url, runtime, load)
 
@@ -129,7 +130,7 @@ class NodeCosts:
 def measure(artifact: Path, model: str, workload: Workload, settings: Settings, say: Console) -> dict[str, Any]:
     """Everything but the environment and compile time."""
     plan = read_plan(artifact)
-    with running(artifact, model, workload, say) as sides:
+    with running(artifact, model, workload, settings.baseline_environment, say) as sides:
         agreed = agreement(sides.urls, workload.bodies[:1], HTTP)
         costs = NodeCosts(sides.http)
         measurements = interleave(sides.cases(settings), settings.rounds, settings.requests, say.print, costs.around)
@@ -173,6 +174,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--texts", type=Path, help="texts to send instead of the demo's reviews, one a line")
     add("--concurrency", type=int, nargs="+", help="requests in flight [1 2 4 8; 1 2 with --quick]")
     add("--baseline-concurrency", type=int, nargs="+", help="the same for transformers [1 4; 1 with --quick]")
+    add("--openmp-wait", choices=("active", "passive"), help="OMP_WAIT_POLICY of transformers [OpenMP's own default]")
     add("--compile", action="store_true", help="also time a compile with an empty cache, and an unchanged one")
     add("--json", type=Path, default=RESULT, help=f"result; .md beside it [{RESULT.relative_to(RESULT.parents[2])}]")
     add("--quick", action="store_true", help="only see that everything runs; the figures mean nothing")
@@ -187,15 +189,20 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
         requests=arguments.requests or (4 if quick else 16),
         concurrency=tuple(arguments.concurrency or ((1, 2) if quick else (1, 2, 4, 8))),
         baseline_concurrency=tuple(arguments.baseline_concurrency or ((1,) if quick else (1, 4))),
+        baseline_environment={"OMP_WAIT_POLICY": arguments.openmp_wait} if arguments.openmp_wait else {},
         probe_s=1.0 if quick else 20.0,
         starts=1 if quick else 3,
         helps=1 if quick else 7,
     )
 
 
-def settings_of(arguments: argparse.Namespace, settings: Settings) -> dict[str, Any]:
-    """All that says how much was measured and how."""
-    return {**vars(settings), "quick": arguments.quick, "baseline_environment": BASELINE_ENVIRONMENT}
+def warn_of_others(busy_cores: float, say: Console) -> None:
+    """Other work spoils timings, most of all those of threads that spin while they wait."""
+    if busy_cores > QUIET_CORES:
+        say.print(
+            f"warning: other work keeps {busy_cores:.1f} cores busy; expect wrong figures, transformers' most of all",
+            soft_wrap=True,
+        )
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -209,9 +216,10 @@ def main(given: Sequence[str] | None = None) -> None:
         raise SystemExit(f"perf: {error}") from error
     say, settings = Console(), make_settings(arguments)
     environment = describe_environment("perf.serve_cpu", given)
+    warn_of_others(environment["busy_cores_before"], say)
     if not arguments.artifact.exists():
         subprocess.run(compile_command(model, arguments.artifact), check=True)
-    result = {"environment": environment, "settings": settings_of(arguments, settings)}
+    result = {"environment": environment, "settings": vars(settings) | {"quick": arguments.quick}}
     result |= measure(arguments.artifact, model, workload, settings, say)
     result["compile"] = {"packages": package_seconds(arguments.artifact)}
     if arguments.compile:
