@@ -43,11 +43,11 @@ def cpu_model() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def busy_cores(seconds: float = 1.0) -> float:
-    """Cores that others keep busy, over a moment in which this process sleeps; not a number where that cannot be told."""
+def busy_cores(seconds: float = 1.0) -> float | None:
+    """Cores that others keep busy, over a moment in which this process sleeps; None where that cannot be told."""
     counters = Path("/proc/stat")
     if not counters.exists():
-        return float("nan")
+        return None
     before = _idle_ticks(counters)
     time.sleep(seconds)
     idle_s = (_idle_ticks(counters) - before) / os.sysconf("SC_CLK_TCK")

@@ -121,11 +121,12 @@ def markdown(result: Mapping[str, Any]) -> str:
     where = result["environment"]
     commit = f"{where['commit'] or 'unknown'}{' with uncommitted changes' if where['uncommitted_changes'] else ''}"
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
+    busy = "unknown" if where["busy_cores_before"] is None else f"{where['busy_cores_before']:.1f}"
     facts = [
         f"- Date: {where['date']}",
         f"- Commit: {commit}",
         f"- Command: `{where['command']}`",
-        f"- Machine: {where['cpu']}, {where['cores']} cores, {where['busy_cores_before']:.1f} of them busy before",
+        f"- Machine: {where['cpu']}, {where['cores']} cores, busy before: {busy}",
         f"- Versions: {versions}",
         f"- Model: {result['workload']['model']}, {result['workload']['precision']}",
         *(f"- Largest difference of a score from {s}: {d:.1e}" for s, d in result["agreement"].items()),

@@ -196,9 +196,9 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
     )
 
 
-def warn_of_others(busy_cores: float, say: Console) -> None:
+def warn_of_others(busy_cores: float | None, say: Console) -> None:
     """Other work spoils timings, most of all those of threads that spin while they wait."""
-    if busy_cores > QUIET_CORES:
+    if busy_cores is not None and busy_cores > QUIET_CORES:
         say.print(
             f"warning: other work keeps {busy_cores:.1f} cores busy; expect wrong figures, transformers' most of all",
             soft_wrap=True,
