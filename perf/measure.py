@@ -26,7 +26,7 @@ class Case:
 def interleave(
     cases: Sequence[Case],
     rounds: int,
-    requests: int,
+    requests: Callable[[int], int],
     say: Callable[[str], None],
     around: Callable[[Case], AbstractContextManager[None]],
 ) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ def interleave(
             case = cases[index]
             case.run(case.concurrency)
             with around(case):
-                results[index].append(case.run(requests))
+                results[index].append(case.run(requests(case.concurrency)))
             qps = results[index][-1]["qps"]
             say(f"round {number + 1}/{rounds}  {case.side:22} c={case.concurrency}  {qps:.2f} QPS")
     return [summarize(case, found) for case, found in zip(cases, results, strict=True)]

@@ -48,16 +48,21 @@ RESULT = Path(__file__).parent / "results" / "serve_cpu.json"
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is measured. Requests are those of one case in one round."""
+    """How much is measured. Requests are those of one case in one round: at least ``waves`` for each in flight."""
 
     rounds: int
     requests: int
+    waves: int
     concurrency: tuple[int, ...]
     baseline_concurrency: tuple[int, ...]
     baseline_environment: dict[str, str]
     probe_s: float
     starts: int
     helps: int
+
+    def requests_at(self, concurrency: int) -> int:
+        """Enough that the first and last requests, which find a shorter queue, do not make the mean."""
+        return max(self.requests, self.waves * concurrency)
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ def measure(artifact: Path, model: str, workload: Workload, settings: Settings, 
     with running(artifact, model, workload, settings.baseline_environment, say) as sides:
         agreed = agreement(sides.urls, workload.bodies[:1], HTTP)
         costs = NodeCosts(sides.http)
-        measurements = interleave(sides.cases(settings), settings.rounds, settings.requests, say.print, costs.around)
+        measurements = interleave(sides.cases(settings), settings.rounds, settings.requests_at, say.print, costs.around)
         say.print("probing /health")
         health = measure_health(sides.http, sides.load, settings.probe_s, plan["concurrency"]["in_flight"])
     say.print("timing starts")
@@ -169,7 +174,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     add("--artifact", type=Path, default=Path("artifacts/relevance.cpu"), help="compiled first where it is missing")
     add("--model", help="what the artifact was made of [the demo's model]")
     add("--rounds", type=int, help="interleaved rounds [3; 1 with --quick]")
-    add("--requests", type=int, help="requests of each case in a round [16; 4 with --quick]")
+    add("--requests", type=int, help="requests of each case in a round, or 4 for each in flight [16; 4 with --quick]")
     add("--items", type=int, default=15, help="texts a request [15]")
     add("--texts", type=Path, help="texts to send instead of the demo's reviews, one a line")
     add("--concurrency", type=int, nargs="+", help="requests in flight [1 2 4 8; 1 2 with --quick]")
@@ -187,6 +192,7 @@ def make_settings(arguments: argparse.Namespace) -> Settings:
     return Settings(
         rounds=arguments.rounds or (1 if quick else 3),
         requests=arguments.requests or (4 if quick else 16),
+        waves=1 if quick else 4,
         concurrency=tuple(arguments.concurrency or ((1, 2) if quick else (1, 2, 4, 8))),
         baseline_concurrency=tuple(arguments.baseline_concurrency or ((1,) if quick else (1, 4))),
         baseline_environment={"OMP_WAIT_POLICY": arguments.openmp_wait} if arguments.openmp_wait else {},

@@ -91,7 +91,7 @@ def test_rounds_are_interleaved_and_summed_up_by_medians() -> None:
         return Case(side, 1, run)
 
     cases = [case("a", [10, 1, 4]), case("b", [2, 2, 100])]
-    measured = interleave(cases, 3, 2, lambda _: None, lambda _: nullcontext())
+    measured = interleave(cases, 3, lambda _: 2, lambda _: None, lambda _: nullcontext())
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert [m["qps"] for m in measured] == [4, 2]
     assert [m["errors"] for m in measured] == [0, 3]
