@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -195,10 +197,26 @@ def test_an_error_does_not_spoil_the_next_request(engine: Engine) -> None:
     assert engine.run(good) == before
 
 
-def test_nodes_and_kernels_are_not_needed_to_serve(relevance_artifact: Path) -> None:
-    import subprocess
-    import sys
+def test_a_request_uses_one_thread_whatever_the_process_set(relevance_artifact: Path) -> None:
+    """A second OpenMP thread would split sums otherwise, so that bytes would depend on the process."""
 
+    def threads_started(torch_threads: int) -> int:
+        code = (
+            "import os, pathlib, torch\n"
+            "from dagserve.engine import Engine\n"
+            "tasks = lambda: len(os.listdir('/proc/self/task'))\n"
+            f"torch.set_num_threads({torch_threads})\n"
+            "before = tasks()\n"
+            f"with Engine.load(pathlib.Path({str(relevance_artifact)!r})) as e:\n"
+            "    for _ in range(8): e.run({'query': 'q' * 40, 'items': ['x' * 30] * 30})\n"
+            "    print(tasks() - before)\n"
+        )
+        return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+    assert threads_started(1) == threads_started(4)
+
+
+def test_nodes_and_kernels_are_not_needed_to_serve(relevance_artifact: Path) -> None:
     code = (
         "import sys, pathlib\n"
         "class Gone:\n"

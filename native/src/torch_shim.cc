@@ -12,7 +12,10 @@ void* require_symbol(void* library, const char* symbol, const std::string& path)
 }
 
 void TorchShim::prepare_thread() const {
+  std::uint32_t threads = 0;
+  get_num_threads(&threads);  // torch sets a thread's counts at its first parallel operator: let it do so before we do
   if (omp_set_num_threads != nullptr) omp_set_num_threads(1);
+  if (mkl_set_num_threads_local != nullptr) mkl_set_num_threads_local(1);
   set_grad_mode(false);
 }
 
@@ -38,7 +41,9 @@ TorchShim load() {
   find(library, "aoti_torch_get_stride", shim.get_stride);
   find(library, "aoti_torch_get_dtype", shim.get_dtype);
   find(library, "aoti_torch_grad_mode_set_enabled", shim.set_grad_mode);
+  find(library, "torch_get_num_threads", shim.get_num_threads);
   shim.omp_set_num_threads = reinterpret_cast<void (*)(int)>(dlsym(library, "omp_set_num_threads"));
+  shim.mkl_set_num_threads_local = reinterpret_cast<int (*)(int)>(dlsym(library, "MKL_Set_Num_Threads_Local"));
   constexpr const char* kDtypes[] = {"uint8", "bool", "int32", "int64", "float16", "bfloat16", "float32"};
   for (int i = 0; i < 7; ++i) {
     std::int32_t (*code)() = nullptr;
