@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import dagserve
-from dagserve.errors import DagserveError, RequestError
+from dagserve.errors import DagserveError, ManifestError, RequestError
 
 if TYPE_CHECKING:
     from dagserve.build.run import Progress
@@ -47,6 +47,9 @@ def _reporting() -> Iterator[None]:
     except RequestError as error:
         where = f" in node {error.node}" if error.node else ""
         raise _fail(f"{error.kind}{where}: {error}", 2) from error
+    except ManifestError as error:  # as it is: editors jump to file:line:col at the start of a line
+        typer.echo(error, err=True)
+        raise typer.Exit(1) from error
     except DagserveError as error:
         raise _fail(error) from error
 
