@@ -149,11 +149,15 @@ class BuildSpec:
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """A tokenizer in the artifact: native tables and the ``tokenizer.json`` they came from, relative to its root."""
+    """A tokenizer in the artifact: native tables and the ``tokenizer.json`` they came from, relative to its root.
+
+    ``normalized_tokens`` are the added tokens that are looked for in text after a normalizer changed it.
+    """
 
     tables: str
     json: str
     vocab_size: int
+    normalized_tokens: tuple[str, ...] = ()
 
 
 class Assets(Protocol):

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from dagserve.errors import InvalidRequest
 from dagserve.interface import Assets, Interface, Option, Port
-from dagserve.nodes.tokenize import plain_tokenizer, utf8_texts
+from dagserve.nodes.added_tokens import plain_tokenizer
+from dagserve.nodes.tokenize import utf8_texts
 
 
 class ResolveLabels:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dagserve.errors import InvalidRequest
-from dagserve.interface import Assets, Interface, Option, Port
+from dagserve.interface import Assets, Interface, Option, Port, TokenizerFiles
+from dagserve.nodes.added_tokens import Open, TextEncoder
 
 _FIELD = re.compile(r"\{([A-Za-z_]\w*)\}")
 
@@ -46,13 +46,6 @@ def template_segments(template: str) -> list[dict[str, str]]:
     return segments
 
 
-def plain_tokenizer(path: Path) -> Any:
-    """The Hugging Face tokenizer of a ``tokenizer.json`` without its added tokens: text never turns into one."""
-    from tokenizers import Tokenizer  # slow to import, and declarations do not need it
-
-    return Tokenizer.from_str(json.dumps(json.loads(path.read_bytes()) | {"added_tokens": []}))
-
-
 def utf8_texts(op: str, name: str, value: str | bytes | Sequence[str | bytes]) -> list[str]:
     """The texts of one input, one where it is a scalar.
 
@@ -73,8 +66,10 @@ def utf8_texts(op: str, name: str, value: str | bytes | Sequence[str | bytes]) -
 class Tokenize:
     """CPU node ``tokenize``: one prompt per row of the batch, from a template over text inputs.
 
-    Inputs are the template's fields; a scalar text is repeated for every row. Special tokens are recognised in the
-    template's own text only: text of a request never turns into one.
+    Inputs are the template's fields; a scalar text is repeated for every row. Added tokens are found in the template's
+    own text and in the fields of ``allow_added_tokens``: other text of a request never turns into one, nor into a part
+    of one. ``special_tokens`` puts around each row what the tokenizer's post-processor does (a beginning-of-text token,
+    say).
     """
 
     engine: ClassVar[str] = "cpu"
@@ -82,6 +77,8 @@ class Tokenize:
         Option("tokenizer", {"type": "string", "minLength": 1}, required=True),
         Option("template", {"type": "string", "minLength": 1}, required=True),
         Option("max_length", {"type": "integer", "minimum": 1}),
+        Option("special_tokens", {"type": "boolean"}, default=True),
+        Option("allow_added_tokens", {"type": "array", "items": {"type": "string"}, "uniqueItems": True}, default=[]),
     )
 
     @staticmethod
@@ -91,6 +88,11 @@ class Tokenize:
         fields = dict.fromkeys(s["field"] for s in segments if "field" in s)
         if not fields:
             raise ValueError("template names no field: write the request's inputs as {query} or {item}")
+        for name in options["allow_added_tokens"]:
+            if name not in fields:
+                raise ValueError(
+                    f"allow_added_tokens names {name!r}, which is no field of the template; name one of its fields"
+                )
         inputs = tuple(Port.of(f, "text[B]", broadcast=True) for f in fields)
         return Interface(inputs, (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]")))
 
@@ -98,10 +100,14 @@ class Tokenize:
     def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
         """The plan's ``config``: tables, template segments and limits."""
         files = assets.tokenizer(options["tokenizer"])
+        segments = template_segments(options["template"])
+        _refuse_split_normalizing(segments, options["allow_added_tokens"], files)
         return {
             "tables": files.tables,
             "tokenizer": files.json,
-            "template": template_segments(options["template"]),
+            "template": segments,
+            "special_tokens": int(options["special_tokens"]),
+            "allow_added_tokens": options["allow_added_tokens"] or None,
             "max_length": options["max_length"],
             "max_tokens": assets.sizes["T"],
         }
@@ -110,12 +116,18 @@ class Tokenize:
         """Readable form of the native node.
 
         Args:
-            config: ``tokenizer``, ``template`` (segments), ``max_length``, and ``max_tokens``, the bound of all rows.
+            config: ``tokenizer``, ``template`` (segments), ``special_tokens``, ``allow_added_tokens``, ``max_length``,
+            and
+                ``max_tokens``, the bound of all rows.
             root: the artifact directory, to which ``tokenizer`` is relative.
         """
-        path = root / config["tokenizer"]
-        self._plain = plain_tokenizer(path)
-        self._steps = list(_steps(config["template"], path))
+        self._encoder = TextEncoder(root / config["tokenizer"])
+        self._segments: Sequence[Mapping[str, str]] = config["template"]
+        self._fields = list(dict.fromkeys(s["field"] for s in self._segments if "field" in s))
+        self._allowed = set(config.get("allow_added_tokens") or ())
+        around = config.get("special_tokens", 1)
+        self._before = list(self._encoder.spec.before) if around else []
+        self._after = list(self._encoder.spec.after) if around else []
         self._max_length = config.get("max_length")
         self._max_tokens = config.get("max_tokens")
 
@@ -125,7 +137,7 @@ class Tokenize:
         Raises:
             InvalidRequest: no rows, texts that do not pair up or are not UTF-8, or too many or no tokens.
         """
-        fields = list(dict.fromkeys(text for kind, text in self._steps if kind == "field"))
+        fields = self._fields
         lists = [name for name in fields if not isinstance(inputs.get(name), str | bytes | None)]
         rows = _check_rows(inputs, fields, lists)
         texts = {name: utf8_texts("tokenize", name, inputs[name]) for name in fields}
@@ -144,16 +156,17 @@ class Tokenize:
         return {"tokens": np.array(tokens, dtype=np.int64), "cu_seqlens": np.array(ends, dtype=np.int32)}
 
     def _row(self, texts: Mapping[str, str]) -> list[int]:
-        ids: list[int] = []
-        text = ""
-        for kind, value in (*self._steps, ("token", None)):
-            if kind == "token":
-                ids += self._plain.encode(text, add_special_tokens=False).ids
-                ids += [] if value is None else [value]
-                text = ""
-            else:
-                text += texts[value] if kind == "field" else value
-        return ids
+        text, opened = "", list[Open]()
+        closed = True
+        for segment in self._segments:
+            part = segment["literal"] if "literal" in segment else texts[segment["field"]]
+            is_open = "literal" in segment or segment["field"] in self._allowed
+            if is_open:
+                begin = len(text) if closed else opened.pop()[0]
+                opened.append((begin, len(text) + len(part)))
+            closed = not is_open
+            text += part
+        return [*self._before, *self._encoder.encode(text, opened), *self._after]
 
     def _check_length(self, place: str, count: int) -> None:
         if count == 0:
@@ -179,24 +192,16 @@ def _check_rows(inputs: Mapping[str, Any], fields: Sequence[str], lists: Sequenc
     return len(inputs[lists[0]]) if lists else 1
 
 
-def _steps(template: Sequence[Mapping[str, str]], path: Path) -> Iterator[tuple[str, Any]]:
-    """The template as ``("field", name)``, ``("literal", text)`` and ``("token", id)``.
-
-    Added tokens are found as Hugging Face finds them, by encoding each literal on its own.
-    """
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(path))
-    added = tokenizer.get_added_tokens_decoder()
-    for segment in template:
-        if "field" in segment:
-            yield "field", segment["field"]
-            continue
-        literal, plain = segment["literal"], 0
-        encoding = tokenizer.encode(literal, add_special_tokens=False)
-        for index, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-            if index in added and literal[start:end] == added[index].content:
-                yield "literal", literal[plain:start]
-                yield "token", index
-                plain = end
-        yield "literal", literal[plain:]
+def _refuse_split_normalizing(
+    segments: Sequence[Mapping[str, str]], allowed: Sequence[str], files: TokenizerFiles
+) -> None:
+    """Added tokens in normalized text are found where all of a row is open, or where there can be none."""
+    fields = {s["field"] for s in segments if "field" in s}
+    if fields == set(allowed):
+        return
+    for token in files.normalized_tokens:
+        if allowed or any(token in s.get("literal", "") for s in segments):
+            raise ValueError(
+                f"this tokenizer looks for its added token {token!r} in normalized text, which takes a whole row; put "
+                "every field in allow_added_tokens, or none and leave the token to special_tokens"
+            )

@@ -13,7 +13,8 @@ import pytest
 from dagserve._native import CpuNode
 from dagserve.errors import InvalidRequest
 from dagserve.nodes.labels import ResolveLabels
-from dagserve.tokenizer import byte_alphabet, write_tables
+from dagserve.tokenizer import write_tables
+from dagserve.tokenizer.vocabulary import byte_alphabet
 
 CONFIG = {"tables": "t.bin", "tokenizer": "t.json", "default_ids": [258, 7], "vocab_size": 260}
 BOUND = 4

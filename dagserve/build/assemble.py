@@ -20,6 +20,7 @@ from dagserve.graph import Graph, GraphNode
 from dagserve.interface import Call, Check, PackageSpec, Port, TokenizerFiles
 from dagserve.manifest import print_manifest
 from dagserve.shapes import Dim, TensorType
+from dagserve.tokenizer import VERSION as TOKENIZER_TABLES
 from dagserve.tokenizer import encode_label, write_tables
 
 ALIGNMENT = 64
@@ -29,7 +30,7 @@ def artifact_key(graph: Graph, design: BuildDesign) -> str:
     """Covers all that decides the artifact: the manifest as it stands with its variables, models, code, machine."""
     return digest(
         [
-            FORMAT,
+            [FORMAT, TOKENIZER_TABLES],
             importlib.metadata.version("dagserve"),
             print_manifest(graph.manifest),
             graph.manifest.source.text,
@@ -54,9 +55,9 @@ class ArtifactTokenizers:
         source = import_tokenizer(spec, self.cache)
         stem = f"tokenizers/{source.digest[:16]}"
         (self.root / "tokenizers").mkdir(exist_ok=True)
-        size = write_tables(source.tokenizer_json, self.root / f"{stem}.bin")
+        said = write_tables(source.tokenizer_json, self.root / f"{stem}.bin")
         (self.root / f"{stem}.json").write_bytes(source.tokenizer_json)
-        return TokenizerFiles(f"{stem}.bin", f"{stem}.json", size)
+        return TokenizerFiles(f"{stem}.bin", f"{stem}.json", said.vocab_size, said.normalized_tokens)
 
     def label_id(self, spec: str, text: str) -> int:
         """The id of a text of one token."""

@@ -626,12 +626,13 @@ class NodeRunner {
     config_.root = root;
     config_.values = parse_options(options, config_.inputs);
     node_ = make_cpu_node(op, config_);
+    bytes_ = node_->workspace_bytes() + 64;
+    for (const TensorSpec& spec : plan_.tensors) bytes_ += tensor_bytes(plan_, spec) + 64;
   }
 
   nb::dict run(const nb::dict& values) const {
-    std::size_t bytes = node_->workspace_bytes() + 64;
-    for (const TensorSpec& spec : plan_.tensors) bytes += tensor_bytes(plan_, spec) + 64;
-    Arena arena(bytes);
+    const Lease lease(*this);
+    Arena& arena = *lease.arena;
     std::vector<Tensor> inputs;
     std::vector<Tensor> outputs;
     for (const InputSpec& input : plan_.inputs) {
@@ -670,10 +671,36 @@ class NodeRunner {
     bounds.push_back(describe_tensor(plan_, spec));
   }
 
+  // Buffers of one call, kept for the next: as a context's, they are ready before a request comes.
+  struct Lease {
+    explicit Lease(const NodeRunner& owner) : owner(owner) {
+      const std::scoped_lock held(owner.mutex_);
+      if (!owner.idle_.empty()) {
+        arena = std::move(owner.idle_.back());
+        owner.idle_.pop_back();
+      } else {
+        arena = std::make_unique<Arena>(owner.bytes_);
+      }
+    }
+    ~Lease() {
+      arena->clear();
+      const std::scoped_lock held(owner.mutex_);
+      owner.idle_.push_back(std::move(arena));
+    }
+    Lease(const Lease&) = delete;
+    Lease& operator=(const Lease&) = delete;
+
+    const NodeRunner& owner;
+    std::unique_ptr<Arena> arena;
+  };
+
   Plan plan_;
   std::vector<InputSpec> outputs_;
   Config config_;
   std::unique_ptr<CpuNode> node_;
+  std::size_t bytes_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Arena>> idle_;
 };
 
 }  // namespace

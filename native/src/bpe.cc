@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+
+#include "unicode.h"
 
 namespace dagserve {
 namespace {
@@ -10,22 +11,57 @@ namespace {
 // Up to here a linear scan for the lowest rank beats keeping a tree.
 constexpr std::size_t kShortPiece = 48;
 
-// The tokens of single bytes; those without one are unknown or dropped. Returns how many.
-std::size_t byte_tokens(const Tables& tables, std::string_view piece, std::uint32_t* ids) {
-  std::size_t count = 0;
-  bool after_unknown = false;
-  for (const char c : piece) {
-    std::uint32_t id = tables.byte_token(static_cast<unsigned char>(c));
+// The tokens that merging starts from: of bytes at the byte level, else of characters. Returns how many.
+class Symbols {
+ public:
+  Symbols(const Tables& tables, std::uint32_t* ids) : tables_(tables), ids_(ids) {}
+
+  std::size_t read(std::string_view piece) {
+    for (std::size_t at = 0; at < piece.size();) {
+      if (is_ascii(piece[at]) && byte_level_) {
+        add(tables_.byte_token(static_cast<unsigned char>(piece[at++])));
+        continue;
+      }
+      const Char c = decode_char(piece, at);
+      const Character known = tables_.character(c.code_point);
+      if (known.id != kNoToken && (!byte_level_ || stands_well(known, piece, at, at + c.bytes))) {
+        add(known.id);
+      } else if (byte_level_ || tables_.options().byte_fallback != 0) {
+        for (std::uint32_t i = 0; i < c.bytes; ++i) add(tables_.byte_token(static_cast<unsigned char>(piece[at + i])));
+      } else {
+        add(kNoToken);
+      }
+      at += c.bytes;
+    }
+    return count_;
+  }
+
+ private:
+  static bool is_ascii(char byte) { return static_cast<unsigned char>(byte) < 0x80; }
+  static bool stands_well(Character known, std::string_view piece, std::size_t begin, std::size_t end) {
+    const bool after = begin > 0 && is_ascii(piece[begin - 1]);
+    const bool before = end < piece.size() && is_ascii(piece[end]);
+    return !((known.flags & Character::kAfterAscii) && after) && !((known.flags & Character::kBeforeAscii) && before);
+  }
+
+  // What has no token is unknown, a run of it perhaps as one, or dropped.
+  void add(std::uint32_t id) {
+    const Options& options = tables_.options();
     const bool unknown = id == kNoToken;
     if (unknown) {
-      if (tables.unknown() == kNoToken || (after_unknown && tables.fuse_unknown())) continue;
-      id = tables.unknown();
+      if (options.unknown == kNoToken || (after_unknown_ && options.fuse_unknown != 0)) return;
+      id = options.unknown;
     }
-    after_unknown = unknown;
-    ids[count++] = id;
+    after_unknown_ = unknown;
+    ids_[count_++] = id;
   }
-  return count;
-}
+
+  const Tables& tables_;
+  const bool byte_level_ = tables_.options().byte_level != 0;
+  std::uint32_t* ids_;
+  std::size_t count_ = 0;
+  bool after_unknown_ = false;
+};
 
 void push_all(const std::uint32_t* ids, std::size_t count, TokenSink& sink) {
   for (std::size_t i = 0; i < count; ++i) sink.push(ids[i]);
@@ -34,7 +70,7 @@ void push_all(const std::uint32_t* ids, std::size_t count, TokenSink& sink) {
 void encode_short(const Tables& tables, std::string_view piece, TokenSink& sink) {
   std::uint32_t ids[kShortPiece];
   Merge merges[kShortPiece];  // merges[i] joins ids[i] and ids[i + 1]
-  std::size_t count = byte_tokens(tables, piece, ids);
+  std::size_t count = Symbols(tables, ids).read(piece);
   for (std::size_t i = 0; i + 1 < count; ++i) merges[i] = tables.merge(ids[i], ids[i + 1]);
   while (count > 1) {
     std::size_t best = 0;
@@ -87,7 +123,7 @@ class LongPiece {
         ids_(reinterpret_cast<std::uint32_t*>(workspace.data())),
         next_(ids_ + piece.size()),
         previous_(next_ + piece.size()),
-        count_(static_cast<std::uint32_t>(byte_tokens(tables, piece, ids_))),
+        count_(static_cast<std::uint32_t>(Symbols(tables, ids_).read(piece))),
         tree_(previous_ + piece.size(), std::bit_ceil(piece.size())) {
     for (std::uint32_t i = 0; i < count_; ++i) {
       next_[i] = i + 1;
@@ -136,6 +172,7 @@ std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
 }
 
 void encode_piece(const Tables& tables, std::string_view piece, std::span<std::byte> workspace, TokenSink& sink) {
+  if (const std::uint32_t whole = tables.piece(piece); whole != kNoToken) return sink.push(whole);
   if (piece.size() <= kShortPiece) return encode_short(tables, piece, sink);
   LongPiece tokens(tables, piece, workspace);
   tokens.merge_all();

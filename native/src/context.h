@@ -35,6 +35,7 @@ class Arena {
  public:
   explicit Arena(std::size_t bytes);
   std::byte* take(std::size_t bytes);
+  void clear() { used_ = 0; }
   static std::size_t padded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
  private:

@@ -22,7 +22,7 @@ class LabelsNode final : public CpuNode {
       throw std::invalid_argument("resolve_labels: more default labels than the bound of label_ids");
   }
 
-  std::size_t workspace_bytes() const override { return Tokenizer::workspace_bytes(label_bytes_); }
+  std::size_t workspace_bytes() const override { return tokenizer_.workspace_bytes(label_bytes_); }
 
   void run(std::span<const Tensor> inputs, std::span<Tensor> outputs, std::span<std::byte> workspace,
            Status& status) const noexcept override {
@@ -66,7 +66,7 @@ class LabelsNode final : public CpuNode {
                            static_cast<long long>(i), offset);
     for (std::int64_t i = 0; i < labels.rows(); ++i) {
       TokenSink sink{output.as<std::int64_t>() + i, 1, 0};
-      tokenizer_.encode(labels.text(i), workspace, sink);
+      tokenizer_.encode(labels.text(i), {}, workspace, sink);
       if (sink.count != 1)
         return status.fail(Code::invalid_request,
                            "[resolve_labels] labels[%lld] is %lld tokens; a label must be exactly one token",

@@ -1,4 +1,4 @@
-// A tokenizer's tables, memory-mapped from the file that dagserve/tokenizer.py writes.
+// A tokenizer's tables, memory-mapped from the file that dagserve/tokenizer/tables.py writes.
 #pragma once
 
 #include <cstddef>
@@ -6,13 +6,57 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "mapped_file.h"
 
 namespace dagserve {
 
-enum class ScannerKind : std::uint32_t { byte_level = 0, digits_byte_level = 1 };
-
 constexpr std::uint32_t kNoRank = 0xFFFFFFFF;
 constexpr std::uint32_t kNoToken = 0xFFFFFFFF;
+
+// The same values as in dagserve/tokenizer/tables.py.
+enum class Section : std::size_t {
+  options,
+  byte_tokens,
+  characters,
+  merges,
+  pieces,
+  long_pieces,
+  steps,
+  step_texts,
+  added,
+  raw_trie,
+  normalized_trie,
+  around,
+  spaces,
+  words,
+  nfc,
+  scanners,
+};
+enum class StepKind : std::uint32_t { nfc, replace, prefix, split };
+enum class Behavior : std::uint32_t { isolated, removed, merged_with_previous, merged_with_next, contiguous };
+
+// A value for every code point: block numbers, then the distinct blocks of 128.
+template <class Value>
+class TwoLevel {
+ public:
+  static constexpr std::size_t kBlocks = 0x110000 >> 7;
+
+  TwoLevel() = default;
+  TwoLevel(const std::uint16_t* numbers, const Value* blocks) : numbers_(numbers), blocks_(blocks) {}
+  explicit TwoLevel(const char* data)
+      : TwoLevel(reinterpret_cast<const std::uint16_t*>(data),
+                 reinterpret_cast<const Value*>(data + kBlocks * sizeof(std::uint16_t))) {}
+
+  Value operator[](std::uint32_t code_point) const {
+    return blocks_[std::size_t{numbers_[code_point >> 7]} << 7 | (code_point & 127)];
+  }
+
+ private:
+  const std::uint16_t* numbers_ = nullptr;
+  const Value* blocks_ = nullptr;
+};
 
 // What a pair of tokens merges to; `rank` is kNoRank where it does not.
 struct Merge {
@@ -20,60 +64,107 @@ struct Merge {
   std::uint32_t id = kNoToken;
 };
 
-// A token found in the template's literal text before byte-pair encoding.
+// A character that merging may start from as one token; `id` is kNoToken where it may not. At the byte level it may not
+// stand right after (kAfterAscii) or right before (kBeforeAscii) an ASCII byte.
+struct Character {
+  static constexpr std::uint32_t kAfterAscii = 1, kBeforeAscii = 2;
+  std::uint32_t id = kNoToken;
+  std::uint32_t flags = 0;
+};
+
+// A step of normalizing or pre-tokenizing.
+struct Step {
+  StepKind kind;
+  std::uint32_t scanner;
+  Behavior behavior;
+  std::uint32_t invert;
+  std::uint32_t text_offset;
+  std::uint32_t text_bytes;
+  std::uint32_t unless;  // a prefix is left out where the text begins with it
+  std::uint32_t first_only;
+};
+
 struct AddedToken {
-  std::string_view text;
-  std::uint32_t id = 0;
-  bool normalized = false;  // looked for only where the others leave text
+  std::uint32_t id, lstrip, rstrip, single_word;
+};
+
+// The options of the model, and how far text may grow before byte-pair encoding: `ratio` times its bytes, and `extra`.
+struct Options {
+  std::uint32_t byte_level, fuse_unknown, byte_fallback, ignore_merges, unknown, vocab_size;
+  std::uint32_t normalizers, transforms, splits, ratio, extra;
 };
 
 class Tables {
  public:
   // Throws std::runtime_error: the file cannot be read, or is damaged or of another version.
   explicit Tables(const std::string& path);
-  ~Tables();
-  Tables(const Tables&) = delete;
-  Tables& operator=(const Tables&) = delete;
 
-  ScannerKind scanner() const { return scanner_; }
-  std::uint32_t vocab_size() const { return vocab_size_; }
-  std::uint32_t unknown() const { return unknown_; }  // kNoToken: bytes without a token are dropped
-  bool fuse_unknown() const { return fuse_unknown_; }
+  const Options& options() const { return *options_; }
+  std::span<const Step> normalizers() const { return steps_.first(options_->normalizers); }
+  std::span<const Step> transforms() const { return steps_.subspan(options_->normalizers, options_->transforms); }
+  std::span<const Step> splits() const { return steps_.last(options_->splits); }
+  std::string_view text(const Step& step) const { return step_texts_.substr(step.text_offset, step.text_bytes); }
+  std::span<const AddedToken> added() const { return added_; }
+  std::span<const std::uint32_t> before() const { return before_; }  // ids around the tokens of a text
+  std::span<const std::uint32_t> after() const { return after_; }
+  bool is_space(std::uint32_t code_point) const { return spaces_[code_point] != 0; }
+  bool is_word(std::uint32_t code_point) const { return words_[code_point] != 0; }
+  std::string_view section(Section section, std::size_t after = 0) const;
+
   std::uint32_t byte_token(unsigned char byte) const { return byte_tokens_[byte]; }
-  std::size_t added_count() const { return added_.size(); }
-  AddedToken added(std::size_t index) const;
+  Character character(std::uint32_t code_point) const;
+  std::uint32_t piece(std::string_view text) const;  // the token that a whole piece is, or kNoToken
 
   Merge merge(std::uint32_t left, std::uint32_t right) const {
     const std::uint64_t key = std::uint64_t{left} << 32 | right;
-    for (std::uint64_t i = key * 0x9E3779B97F4A7C15u >> shift_;; i = (i + 1) & mask_) {
-      const Slot& slot = slots_[i];
+    for (std::uint64_t i = merges_.first(key);; i = merges_.next(i)) {
+      const MergeSlot& slot = merges_.slots[i];
       if (slot.left == left && slot.right == right) return {slot.rank, slot.id};
       if (slot.left == kNoToken) return {};
     }
   }
 
  private:
-  struct Slot {
+  struct MergeSlot {
     std::uint32_t left, right, rank, id;
   };
-  struct Added {
-    std::uint32_t offset, length, id, normalized;
+  struct CharacterSlot {
+    std::uint32_t code_point, id, flags;
+  };
+  struct PieceSlot {
+    std::uint32_t words[4];
+    std::uint32_t bytes, id;
+  };
+  // Open addressing with linear probing; dagserve/tokenizer/hashing.py lays it out.
+  template <class Slot>
+  struct Hashed {
+    const Slot* slots = nullptr;
+    std::uint64_t mask = 0;
+    unsigned shift = 0;
+
+    std::uint64_t first(std::uint64_t key) const { return key * 0x9E3779B97F4A7C15u >> shift; }
+    std::uint64_t next(std::uint64_t i) const { return (i + 1) & mask; }
   };
 
-  void read(std::string_view file, const std::string& path);
+  template <class T>
+  std::span<const T> array(Section section) const;
+  template <class Slot>
+  Hashed<Slot> hashed(Section section) const;
+  void read();
 
-  void* mapping_ = nullptr;
-  std::size_t mapped_bytes_ = 0;
-  ScannerKind scanner_ = ScannerKind::byte_level;
-  std::uint32_t vocab_size_ = 0;
-  std::uint32_t unknown_ = kNoToken;
-  bool fuse_unknown_ = false;
-  unsigned shift_ = 0;
-  std::uint64_t mask_ = 0;
+  std::string path_;
+  MappedFile file_;
+  const Options* options_ = nullptr;
+  std::span<const Step> steps_;
+  std::string_view step_texts_;
+  std::span<const AddedToken> added_;
+  std::span<const std::uint32_t> before_, after_;
+  TwoLevel<std::uint8_t> spaces_, words_;
   const std::uint32_t* byte_tokens_ = nullptr;
-  const Slot* slots_ = nullptr;
-  std::span<const Added> added_;
-  std::string_view added_text_;
+  std::string_view long_pieces_;
+  Hashed<CharacterSlot> characters_;
+  Hashed<MergeSlot> merges_;
+  Hashed<PieceSlot> pieces_;
 };
 
 }  // namespace dagserve

@@ -8,23 +8,25 @@
 namespace dagserve {
 namespace {
 
-// A step of filling one row: literal text, the text of an input, or an added token that ends the text before it.
+// A step of filling one row: literal text, or the text of an input.
 struct Step {
-  enum class Kind { literal, input, token } kind = Kind::literal;
   std::string literal;
-  std::size_t input = 0;
-  std::uint32_t token = kNoToken;
+  std::ptrdiff_t input = -1;
+  bool open = true;  // added tokens are looked for in it
 };
 
 class TokenizeNode final : public CpuNode {
  public:
   explicit TokenizeNode(const Config& config)
       : names_(config.inputs), tokenizer_(config.root + "/" + config.at<std::string>("tables")) {
-    for (const auto& [name, value] : config.values)
-      if (name == "max_length") max_length_ = config.at<std::int64_t>("max_length");
+    max_length_ = config.get<std::int64_t>("max_length", max_length_);
+    const bool around = config.get<std::int64_t>("special_tokens", 1) != 0;
+    if (around) before_ = tokenizer_.tables().before();
+    if (around) after_ = tokenizer_.tables().after();
+    const auto allowed = config.get<std::vector<std::string>>("allow_added_tokens", {});
     if (names_.empty() || config.input_bounds.size() != names_.size())
       throw std::invalid_argument("tokenize needs at least one input");
-    for (const Segment& segment : config.at<std::vector<Segment>>("template")) add(segment, config);
+    for (const Segment& segment : config.at<std::vector<Segment>>("template")) add(segment, config, allowed);
     for (std::size_t i = names_.size(); i-- > 0;)
       if (config.input_bounds[i].rank > 0) row_input_ = i;
   }
@@ -58,42 +60,44 @@ class TokenizeNode final : public CpuNode {
   }
 
  private:
-  void add(const Segment& segment, const Config& config) {
+  void add(const Segment& segment, const Config& config, const std::vector<std::string>& allowed) {
     if (segment.input >= 0) {
       const auto input = static_cast<std::size_t>(segment.input);
       if (input >= names_.size()) throw std::invalid_argument("tokenize: template names an input that is not there");
-      steps_.push_back({Step::Kind::input, "", input, kNoToken});
+      const bool open = std::find(allowed.begin(), allowed.end(), names_[input]) != allowed.end();
+      steps_.push_back({"", segment.input, open});
       row_bytes_ += static_cast<std::size_t>(config.input_bounds[input].capacity);
       return;
     }
     if (find_invalid_utf8(segment.literal) != std::string_view::npos)
       throw std::invalid_argument("tokenize: template is not valid UTF-8");
-    for (LiteralPart& part : tokenizer_.split_literal(segment.literal)) {
-      row_bytes_ += part.text.size();
-      const auto kind = part.token == kNoToken ? Step::Kind::literal : Step::Kind::token;
-      steps_.push_back({kind, std::move(part.text), 0, part.token});
-    }
+    row_bytes_ += segment.literal.size();
+    steps_.push_back({segment.literal, -1, true});
   }
 
-  std::size_t text_offset() const { return (Tokenizer::workspace_bytes(row_bytes_) + 63) / 64 * 64; }
+  // The workspace holds the tokenizer's, then the parts of a row in which added tokens are looked for, then its text.
+  std::size_t open_offset() const { return (tokenizer_.workspace_bytes(row_bytes_) + 63) / 64 * 64; }
+  std::size_t text_offset() const { return open_offset() + steps_.size() * sizeof(Open); }
 
-  // Appends the tokens of one row: its text up to each added token is encoded as one.
+  // Appends the tokens of one row. Added tokens are looked for in open parts, and across those that follow one another.
   void fill(std::span<const Tensor> inputs, std::int64_t row, std::span<std::byte> workspace, TokenSink& sink) const {
+    auto* const open = reinterpret_cast<Open*>(workspace.data() + open_offset());
     char* const text = reinterpret_cast<char*>(workspace.data()) + text_offset();
+    std::size_t parts = 0;
     std::size_t bytes = 0;
+    bool closed = true;
     for (const Step& step : steps_) {
-      if (step.kind == Step::Kind::token) {
-        tokenizer_.encode({text, bytes}, workspace, sink);
-        sink.push(step.token);
-        bytes = 0;
-        continue;
-      }
       const std::string_view part =
-          step.kind == Step::Kind::literal ? std::string_view(step.literal) : text_of(inputs[step.input], row);
+          step.input < 0 ? std::string_view(step.literal) : text_of(inputs[static_cast<std::size_t>(step.input)], row);
       std::copy(part.begin(), part.end(), text + bytes);
+      if (step.open && closed) open[parts++] = {bytes, bytes};
       bytes += part.size();
+      if (step.open) open[parts - 1].end = bytes;
+      closed = !step.open;
     }
-    tokenizer_.encode({text, bytes}, workspace, sink);
+    for (const std::uint32_t id : before_) sink.push(id);
+    tokenizer_.encode({text, bytes}, {open, parts}, workspace, sink);
+    for (const std::uint32_t id : after_) sink.push(id);
   }
 
   static std::string_view text_of(const Tensor& input, std::int64_t row) {
@@ -156,6 +160,7 @@ class TokenizeNode final : public CpuNode {
   std::vector<std::string> names_;
   Tokenizer tokenizer_;
   std::int64_t max_length_ = std::numeric_limits<std::int64_t>::max();
+  std::span<const std::uint32_t> before_, after_;  // what the post-processor puts around a row
   std::vector<Step> steps_;
   std::size_t row_bytes_ = 0;
   std::size_t row_input_ = 0;  // the first input with a row for each text; a scalar where there is none

@@ -3,12 +3,6 @@
 namespace dagserve {
 namespace {
 
-#include "unicode_tables.inc"
-
-unsigned entry(std::uint32_t code_point) {
-  return static_cast<unsigned>(kBlocks[kBlockNumbers[code_point >> 7]][code_point & 127] - '0');
-}
-
 // Bytes of the sequence at `position`, 0 where it is not UTF-8.
 std::size_t sequence_bytes(std::string_view text, std::size_t position) {
   const auto first = static_cast<unsigned char>(text[position]);
@@ -32,10 +26,6 @@ std::size_t sequence_bytes(std::string_view text, std::size_t position) {
 }
 
 }  // namespace
-
-CharClass class_of(std::uint32_t code_point) { return static_cast<CharClass>(entry(code_point) & 3); }
-
-bool is_numeric(std::uint32_t code_point) { return (entry(code_point) & 4) != 0; }
 
 std::size_t find_invalid_utf8(std::string_view text) {
   std::size_t position = 0;

@@ -1,4 +1,4 @@
-// Character classes of the pre-tokenizers, and strict UTF-8.
+// Strict UTF-8.
 #pragma once
 
 #include <cstddef>
@@ -6,8 +6,6 @@
 #include <string_view>
 
 namespace dagserve {
-
-enum class CharClass : std::uint8_t { other, letter, number, space };
 
 struct Char {
   std::uint32_t code_point;
@@ -26,8 +24,31 @@ inline Char decode_char(std::string_view text, std::size_t position) {
   return {(first & 0x07) << 18 | (at(1) & 0x3F) << 12 | (at(2) & 0x3F) << 6 | (at(3) & 0x3F), 4};
 }
 
-CharClass class_of(std::uint32_t code_point);
-bool is_numeric(std::uint32_t code_point);  // what the Digits pre-tokenizer splits off
+// Where the character that ends at `end` of valid UTF-8 begins.
+inline std::size_t previous_char(std::string_view text, std::size_t end) {
+  do --end;
+  while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80);
+  return end;
+}
+
+// Writes a character as UTF-8. Returns the end of what was written.
+inline char* encode_char(std::uint32_t code_point, char* out) {
+  const auto put = [&](std::uint32_t byte) { *out++ = static_cast<char>(byte); };
+  if (code_point < 0x80) {
+    put(code_point);
+  } else if (code_point < 0x800) {
+    put(0xC0 | code_point >> 6);
+  } else if (code_point < 0x10000) {
+    put(0xE0 | code_point >> 12);
+    put(0x80 | (code_point >> 6 & 0x3F));
+  } else {
+    put(0xF0 | code_point >> 18);
+    put(0x80 | (code_point >> 12 & 0x3F));
+    put(0x80 | (code_point >> 6 & 0x3F));
+  }
+  if (code_point >= 0x80) put(0x80 | (code_point & 0x3F));
+  return out;
+}
 
 // Byte offset of the first sequence that is not UTF-8 (overlong forms and surrogates included), or npos.
 std::size_t find_invalid_utf8(std::string_view text);

@@ -99,6 +99,14 @@ struct Config {
         if (const T* found = std::get_if<T>(&value)) return *found;
     throw std::invalid_argument("node option '" + std::string(key) + "' is missing or of another type");
   }
+
+  // The same with a value for an option that is left out.
+  template <class T>
+  T get(std::string_view key, T otherwise) const {
+    for (const auto& [name, value] : values)
+      if (name == key) return at<T>(key);
+    return otherwise;
+  }
 };
 
 // A node in native code. Construction may allocate and throw (load time); run() may do neither, and is called by

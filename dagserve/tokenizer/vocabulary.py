@@ -1,0 +1,130 @@
+"""Tokens and merges as tables: what byte-pair encoding looks up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagserve.tokenizer.document import TokenizerSpec, fallback_token
+from dagserve.tokenizer.hashing import EMPTY, table
+from dagserve.tokenizer.whole import whole_characters
+
+SHORT = 16
+"""Pieces up to so many bytes are compared inside their slot; longer ones by their text."""
+
+_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+_MASK = (1 << 64) - 1
+
+
+def byte_alphabet() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary.
+
+    >>> byte_alphabet()[ord(" ")]
+    'Ġ'
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def byte_tokens(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
+    """The token of each byte, ``u4[256]``: of the byte level, or to fall back to; all ones where there is none."""
+    if spec.byte_level:
+        names = byte_alphabet()
+    elif spec.byte_fallback:
+        names = [fallback_token(byte) for byte in range(256)]
+    else:
+        return np.full(256, EMPTY, dtype="<u4")
+    return np.array([spec.vocab.get(name, EMPTY) for name in names], dtype="<u4")
+
+
+def characters(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
+    """Characters that merging may start from as one token: slots of ``(character, id, flags)``.
+
+    At the byte level these are the ones of :func:`~dagserve.tokenizer.whole.whole_characters`, else all that are a
+    token.
+    """
+    if spec.byte_level:
+        found = whole_characters(_texts(spec), spec)
+    else:
+        found = {ord(t): (i, 0) for t, i in spec.vocab.items() if len(t) == 1}
+    rows = np.array([(c, *entry) for c, entry in found.items()], dtype="<u4").reshape(-1, 3)
+    return table(rows[:, 0].astype(np.uint64), rows)
+
+
+def merges(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
+    """Slots of ``(left, right, rank, id)``; the last rank counts where a pair stands twice."""
+    ranks = {pair: rank for rank, pair in enumerate(spec.merges)}
+    vocab = spec.vocab
+    rows = [(vocab[a], vocab[b], rank, vocab[a + b]) for (a, b), rank in ranks.items()]
+    laid = np.array(rows, dtype="<u4").reshape(-1, 4)
+    return table(laid[:, 0].astype(np.uint64) << np.uint64(32) | laid[:, 1], laid)
+
+
+def pieces(spec: TokenizerSpec, tokenizer_json: bytes) -> tuple[npt.NDArray[np.uint32], bytes]:
+    """Whole pieces that are one token: slots of ``(text or hash: 4 words, bytes, id)``, and the text of long ones.
+
+    A token is among them where the merges make just it of its text, or where the tokenizer ignores merges. The key of a
+    piece of up to :data:`SHORT` bytes is its text, padded with zeros; of a longer one :func:`hash_text` and where its
+    text is.
+    """
+    found = {text: index for text, index in _texts(spec).items() if text}
+    if not spec.ignore_merges:
+        whole = _made_whole(tokenizer_json, spec)
+        found = {text: index for text, index in found.items() if index in whole}
+    rows, keys, long = [], [], bytearray()
+    for text, index in found.items():
+        if len(text) <= SHORT:
+            low, high = _words(text)
+        else:
+            low, high = hash_text(text), len(long)
+            long += text
+        rows.append((low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF, high >> 32, len(text), index))
+        keys.append(piece_key(low, high if len(text) <= SHORT else 0, len(text)))
+    laid = np.array(rows, dtype="<u4").reshape(-1, 6)
+    return table(np.array(keys, dtype=np.uint64), laid), bytes(long)
+
+
+def piece_key(low: int, high: int, size: int) -> int:
+    """What :func:`~dagserve.tokenizer.hashing.spread` spreads for a piece; native code computes the same."""
+    mixed = (low * _MIX[0] ^ high * _MIX[1] ^ size * _MIX[2]) & _MASK
+    return mixed ^ mixed >> 32
+
+
+def hash_text(text: bytes) -> int:
+    """A hash of a long text, eight bytes at a time, the last padded with zeros."""
+    value = 0
+    for i in range(0, len(text), 8):
+        value = (value ^ int.from_bytes(text[i : i + 8], "little")) * _MIX[0] & _MASK
+        value ^= value >> 29
+    return value
+
+
+def _words(text: bytes) -> tuple[int, int]:
+    return int.from_bytes(text[:8], "little"), int.from_bytes(text[8:16], "little")
+
+
+def _texts(spec: TokenizerSpec) -> dict[bytes, int]:
+    """The bytes of text that each token stands for, tokens of other characters left out."""
+    if not spec.byte_level:
+        return {token.encode(): index for token, index in spec.vocab.items()}
+    alphabet = {c: byte for byte, c in enumerate(byte_alphabet())}
+    known = alphabet.keys()
+    return {bytes(alphabet[c] for c in token): index for token, index in spec.vocab.items() if known >= set(token)}
+
+
+def _made_whole(tokenizer_json: bytes, spec: TokenizerSpec) -> set[int]:
+    """The tokens that the merges make of their own text, as Hugging Face finds them."""
+    from tokenizers import Tokenizer  # slow to import
+
+    document: Mapping[str, Any] = json.loads(tokenizer_json)
+    bare = {"version": "1.0", "added_tokens": [], "model": document["model"]}
+    others = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
+    tokenizer = Tokenizer.from_str(json.dumps(bare | dict.fromkeys(others)))
+    names = list(spec.vocab)
+    encodings = tokenizer.encode_batch_fast(names, add_special_tokens=False)
+    return {spec.vocab[name] for name, e in zip(names, encodings, strict=True) if e.ids == [spec.vocab[name]]}
