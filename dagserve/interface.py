@@ -151,13 +151,15 @@ class BuildSpec:
 class TokenizerFiles:
     """A tokenizer in the artifact: native tables and the ``tokenizer.json`` they came from, relative to its root.
 
-    ``normalized_tokens`` are the added tokens that are looked for in text after a normalizer changed it.
+    ``normalized_tokens`` are the added tokens that are looked for in text after a normalizer changed it; ``text_error``
+    is why its tokens cannot become text, None where they can.
     """
 
     tables: str
     json: str
     vocab_size: int
     normalized_tokens: tuple[str, ...] = ()
+    text_error: str | None = None
 
 
 class Assets(Protocol):

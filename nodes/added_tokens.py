@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dagserve.tokenizer import parse_tokenizer
+from dagserve.tokenizer.decoding import Decoding, decoding
 from dagserve.tokenizer.document import AddedToken
 from dagserve.tokenizer.unicode import character_set
 
@@ -44,6 +46,11 @@ class TextEncoder:
         self._raw = _Finder([t for t in self.spec.added if not t.normalized])
         # A tokenizer that normalizes has its normalized tokens found only where all of the text is open.
         self._normalized = _Finder([t for t in self.spec.added if t.normalized and not self.spec.normalizers])
+
+    @cached_property
+    def decoding(self) -> Decoding:
+        """How tokens become text again."""
+        return decoding(self.spec)
 
     def encode(self, text: str, opened: Sequence[Open]) -> list[int]:
         """Token ids without those of the post-processor."""

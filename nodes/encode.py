@@ -25,12 +25,19 @@ class EncodeScores:
 
     @staticmethod
     def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
-        """Inputs ``scores: f32[B,N]`` and ``cu_seqlens: i32[B+1]`` (for usage); output ``body: u8[J]``."""
+        """Inputs ``scores: f32[B,N]`` and ``cu_seqlens: i32[B+1]`` (for usage); output ``body: u8[J]``.
+
+        With the optional input ``truncated: i32[B]`` the usage says how many tokens the request's texts have lost.
+        """
         largest = max(bounds.values(), default=1)
         rows, columns = bounds.get("batch", largest), bounds.get("labels", largest)
         size = 256 + 6 * len(str(options.get("model") or "").encode()) + rows * (3 + columns * FLOAT_BYTES)
         return Interface(
-            (Port.of("scores", "f32[B,N]"), Port.of("cu_seqlens", "i32[B+1]")),
+            (
+                Port.of("scores", "f32[B,N]"),
+                Port.of("cu_seqlens", "i32[B+1]"),
+                Port.of("truncated", "i32[B]", optional=True),
+            ),
             (Port.of("body", "u8[J]"),),
             {"J": size},
         )
@@ -49,7 +56,9 @@ class EncodeScores:
         rows = (",".join(map(float_text, row)) for row in np.asarray(inputs["scores"], dtype=np.float32))
         scores = ",".join(f"[{row}]" for row in rows)
         tokens = int(inputs["cu_seqlens"][-1])
-        usage = f'{{"prompt_tokens":{tokens},"completion_tokens":0,"total_tokens":{tokens}}}'
+        lost = inputs.get("truncated")
+        truncated = "" if lost is None else f',"truncated_tokens":{int(np.sum(lost))}'
+        usage = f'{{"prompt_tokens":{tokens},"completion_tokens":0,"total_tokens":{tokens}{truncated}}}'
         body = f'{{"scores":[{scores}],"model":{self._model},"usage":{usage},"object":"scoring"}}'
         return {"body": np.frombuffer(body.encode(), dtype=np.uint8)}
 

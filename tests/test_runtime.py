@@ -20,6 +20,8 @@ from tokenizers import Tokenizer
 from tolerances import SCORES
 from transformers import AutoModelForCausalLM
 
+from dagserve.build.cache import BuildCache
+from dagserve.compiler import compile_manifest
 from dagserve.engine import Engine
 from dagserve.errors import InvalidRequest, RequestError
 from dagserve.runtime import ReferenceRuntime
@@ -229,3 +231,32 @@ def test_nodes_and_kernels_are_not_needed_to_serve(relevance_artifact: Path) -> 
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.split() == ['{"scores":', "False"]
+
+
+def test_truncated_and_separate_parts_through_both_runtimes(
+    tiny_model: Path, build_cache: BuildCache, tmp_path: Path
+) -> None:
+    """Fields cut and encoded on their own: the reply counts what is gone, the same in both runtimes and in
+    transformers."""
+    with_cut = 'truncate: {item: {side: right, max_tokens: 5}}, tokenization: separate, template: "'
+    text = (Path(__file__).parent.parent / "manifests" / "relevance.yaml").read_text()
+    text = text.replace('template: "', with_cut)
+    text = text.replace('cu_seqlens: "i32[batch+1]"}', 'cu_seqlens: "i32[batch+1]", truncated: "i32[batch]"}')
+    text = text.replace(
+        "cu_seqlens: tokenize.cu_seqlens}\n    outputs: {body",
+        "cu_seqlens: tokenize.cu_seqlens, truncated: tokenize.truncated}\n    outputs: {body",
+    )
+    (tmp_path / "m.yaml").write_text(text)
+    made = compile_manifest(
+        tmp_path / "m.yaml", {"model": str(tiny_model)}, output=tmp_path / "artifact", cache=build_cache
+    )
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    request: dict[str, object] = {"query": "good film", "items": ["a", "bad bad bad cat 日本語 0123"]}
+    count = len(tokenizer.encode("bad bad bad cat 日本語 0123", add_special_tokens=False).ids)
+    with Engine.load(made.artifact) as engine:
+        reply = engine.run(request)
+        assert reply == ReferenceRuntime(made.artifact).run(request)
+        rows = engine.trace(request)["tokenize.tokens"]
+    assert 0 < count - 5 <= json.loads(reply)["usage"]["truncated_tokens"] <= count - 2
+    query = tokenizer.encode("good film", add_special_tokens=False).ids
+    assert rows[: len(query)].tolist() == query

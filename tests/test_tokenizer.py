@@ -71,7 +71,11 @@ class Case:
             "tokenize",
             {"tables": "tokenizer.bin", "max_length": TOKENS, "template": template_segments(template), **options},
             [(name, "text", rank[name], TEXT_BYTES) for name in fields],
-            [("tokens", "i64", [TOKENS], 8 * TOKENS), ("cu_seqlens", "i32", [(1 << 13) + 1], 4 * (1 << 13) + 4)],
+            [
+                ("tokens", "i64", [TOKENS], 8 * TOKENS),
+                ("cu_seqlens", "i32", [(1 << 13) + 1], 4 * (1 << 13) + 4),
+                *([("truncated", "i32", [1 << 13], 4 << 13)] if "truncate_fields" in options else []),
+            ],
             str(self.folder),
         )
 
@@ -99,6 +103,7 @@ def trained(digits: bool, vocab_size: int = 700) -> bytes:
     byte_level = pre.ByteLevel(add_prefix_space=False)
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), byte_level]) if digits else byte_level
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=["<s>", "</s>"],

@@ -21,7 +21,7 @@ from dagserve.interface import Call, Check, PackageSpec, Port, TokenizerFiles
 from dagserve.manifest import print_manifest
 from dagserve.shapes import Dim, TensorType
 from dagserve.tokenizer import VERSION as TOKENIZER_TABLES
-from dagserve.tokenizer import encode_label, write_tables
+from dagserve.tokenizer import encode_label, text_error, write_tables
 
 ALIGNMENT = 64
 
@@ -57,7 +57,7 @@ class ArtifactTokenizers:
         (self.root / "tokenizers").mkdir(exist_ok=True)
         said = write_tables(source.tokenizer_json, self.root / f"{stem}.bin")
         (self.root / f"{stem}.json").write_bytes(source.tokenizer_json)
-        return TokenizerFiles(f"{stem}.bin", f"{stem}.json", said.vocab_size, said.normalized_tokens)
+        return TokenizerFiles(f"{stem}.bin", f"{stem}.json", said.vocab_size, said.normalized_tokens, text_error(said))
 
     def label_id(self, spec: str, text: str) -> int:
         """The id of a text of one token."""

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dagserve.errors import CheckpointError
+from dagserve.tokenizer.decoding import decoding
 from dagserve.tokenizer.document import TokenizerSpec, parse_tokenizer
 from dagserve.tokenizer.tables import VERSION, table_file
 
-__all__ = ["VERSION", "TokenizerSpec", "encode_label", "parse_tokenizer", "write_tables"]
+__all__ = ["VERSION", "TokenizerSpec", "encode_label", "parse_tokenizer", "text_error", "write_tables"]
 
 
 def write_tables(tokenizer_json: bytes, path: Path) -> TokenizerSpec:
@@ -25,6 +26,15 @@ def write_tables(tokenizer_json: bytes, path: Path) -> TokenizerSpec:
     spec = parse_tokenizer(tokenizer_json)
     path.write_bytes(table_file(spec, tokenizer_json))
     return spec
+
+
+def text_error(spec: TokenizerSpec) -> str | None:
+    """Why the tokenizer's tokens cannot become text; None where they can."""
+    try:
+        decoding(spec)
+    except CheckpointError as error:
+        return str(error)
+    return None
 
 
 def encode_label(tokenizer_json: bytes, text: str) -> int:

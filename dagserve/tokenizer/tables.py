@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dagserve.errors import CheckpointError
 from dagserve.tokenizer import vocabulary
 from dagserve.tokenizer.added import trie
+from dagserve.tokenizer.decoding import Decoding, decoding
 from dagserve.tokenizer.document import BEHAVIORS, AddedToken, Nfc, Prefix, Replace, Split, TokenizerSpec, unsupported
 from dagserve.tokenizer.hashing import EMPTY, table
 from dagserve.tokenizer.pattern import PatternError, Scanner, compile_pattern
 from dagserve.tokenizer.unicode import CODE_POINTS, character_set, normalization
 
-MAGIC, VERSION = b"DAGTOKEN", 2
+MAGIC, VERSION = b"DAGTOKEN", 3
 ALIGNMENT = 64
 BLOCK = 128
 """Code points a block of a two-level table."""
@@ -49,7 +51,11 @@ class Section(IntEnum):
     SPACES = 12
     WORDS = 13
     NFC = 14
-    SCANNERS = 15
+    DECODING = 15
+    TOKEN_ENDS = 16
+    TOKEN_TEXTS = 17
+    TOKEN_FLAGS = 18
+    SCANNERS = 19
     """The first of as many as there are."""
 
 
@@ -88,6 +94,7 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
         Section.SPACES: _members("rust_space"),
         Section.WORDS: _members("rust_word"),
         Section.NFC: _nfc() if any(isinstance(step, Nfc) for step in steps) else b"",
+        **_decoding(spec),
     }
     sections |= {Section.SCANNERS + i: _scanner(scanner) for i, scanner in enumerate(scanners)}
     return _file([sections[i] for i in range(len(sections))])
@@ -205,6 +212,20 @@ def _normalized_texts(spec: TokenizerSpec, tokenizer_json: bytes) -> dict[int, b
 
 def _around(spec: TokenizerSpec) -> bytes:
     return _words(len(spec.before), *spec.before, len(spec.after), *spec.after)
+
+
+def _decoding(spec: TokenizerSpec) -> dict[int, bytes]:
+    """Whether tokens can become text, at the byte level or not, spaces to strip, the longest text; then each token."""
+    try:
+        said = decoding(spec)
+    except CheckpointError:
+        said = Decoding([], [], byte_level=False, strip=0)
+    return {
+        Section.DECODING: _words(bool(said.texts), said.byte_level, said.strip, max(map(len, said.texts), default=0)),
+        Section.TOKEN_ENDS: np.cumsum([0, *map(len, said.texts)]).astype("<u4").tobytes(),
+        Section.TOKEN_TEXTS: b"".join(said.texts),
+        Section.TOKEN_FLAGS: bytes(said.flags),
+    }
 
 
 @cache

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <numeric>
 
 #include "cpu_nodes.h"
 #include "unicode.h"
@@ -61,6 +62,8 @@ class Writer {
 class EncodeNode final : public CpuNode {
  public:
   explicit EncodeNode(const Config& config) : scores_(port(config, "scores")), cu_seqlens_(port(config, "cu_seqlens")) {
+    const auto found = std::find(config.inputs.begin(), config.inputs.end(), "truncated");
+    if (found != config.inputs.end()) truncated_ = found - config.inputs.begin();
     const auto& model = config.at<std::string>("model");
     if (find_invalid_utf8(model) != std::string_view::npos)
       throw std::invalid_argument("encode_scores: model is not valid UTF-8");
@@ -78,6 +81,12 @@ class EncodeNode final : public CpuNode {
     out.number(tokens);
     out.text(",\"completion_tokens\":0,\"total_tokens\":");
     out.number(tokens);
+    if (truncated_ >= 0 && inputs[static_cast<std::size_t>(truncated_)].present) {
+      const Tensor& truncated = inputs[static_cast<std::size_t>(truncated_)];
+      const std::int32_t* const lost = truncated.as<std::int32_t>();
+      out.text(",\"truncated_tokens\":");
+      out.number(std::accumulate(lost, lost + truncated.shape[0], std::int64_t{0}));
+    }
     out.text("},\"object\":\"scoring\"}");
     if (out.full())
       return status.fail(Code::internal, "[encode_scores] the reply is longer than its bound of %lld bytes",
@@ -106,6 +115,7 @@ class EncodeNode final : public CpuNode {
 
   std::size_t scores_;
   std::size_t cu_seqlens_;
+  std::ptrdiff_t truncated_ = -1;  // index of the port, -1 where it is not connected
   std::string model_part_;
 };
 

@@ -8,7 +8,7 @@
 namespace dagserve {
 namespace {
 
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 constexpr std::size_t kUncheckedBytes = 16;  // magic, version and checksum itself
 constexpr std::size_t kShortPiece = 16;      // vocabulary.SHORT
 constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};

@@ -32,6 +32,10 @@ enum class Section : std::size_t {
   spaces,
   words,
   nfc,
+  decoding,
+  token_ends,
+  token_texts,
+  token_flags,
   scanners,
 };
 enum class StepKind : std::uint32_t { nfc, replace, prefix, split };

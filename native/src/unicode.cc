@@ -3,36 +3,46 @@
 namespace dagserve {
 namespace {
 
-// Bytes of the sequence at `position`, 0 where it is not UTF-8.
-std::size_t sequence_bytes(std::string_view text, std::size_t position) {
+struct Sequence {
+  std::size_t bytes;  // of the whole sequence, 0 where its first byte begins none
+  std::size_t right;  // of those that are there and may follow one another
+};
+
+Sequence sequence_at(std::string_view text, std::size_t position) {
   const auto first = static_cast<unsigned char>(text[position]);
-  if (first < 0x80) return 1;
-  if (first < 0xC2 || first > 0xF4) return 0;
+  if (first < 0x80) return {1, 1};
+  if (first < 0xC2 || first > 0xF4) return {0, 1};
   const std::size_t bytes = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-  if (text.size() - position < bytes) return 0;
   unsigned char low = 0x80;
   unsigned char high = 0xBF;
   if (first == 0xE0) low = 0xA0;
   if (first == 0xED) high = 0x9F;
   if (first == 0xF0) low = 0x90;
   if (first == 0xF4) high = 0x8F;
-  for (std::size_t i = 1; i < bytes; ++i) {
-    const auto next = static_cast<unsigned char>(text[position + i]);
-    if (next < low || next > high) return 0;
+  std::size_t right = 1;
+  for (; right < bytes && position + right < text.size(); ++right) {
+    const auto next = static_cast<unsigned char>(text[position + right]);
+    if (next < low || next > high) break;
     low = 0x80;
     high = 0xBF;
   }
-  return bytes;
+  return {bytes, right};
 }
 
 }  // namespace
 
+std::size_t broken_bytes(std::string_view text) { return sequence_at(text, 0).right; }
+
 std::size_t find_invalid_utf8(std::string_view text) {
   std::size_t position = 0;
   while (position < text.size()) {
-    const std::size_t bytes = sequence_bytes(text, position);
-    if (bytes == 0) return position;
-    position += bytes;
+    if (static_cast<unsigned char>(text[position]) < 0x80) {
+      ++position;
+      continue;
+    }
+    const Sequence found = sequence_at(text, position);
+    if (found.right != found.bytes) return position;
+    position += found.bytes;
   }
   return std::string_view::npos;
 }

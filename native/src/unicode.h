@@ -50,6 +50,10 @@ inline char* encode_char(std::uint32_t code_point, char* out) {
   return out;
 }
 
+// How many bytes at the start of `text`, which does not begin with UTF-8, are the beginning of one sequence: at
+// least 1.
+std::size_t broken_bytes(std::string_view text);
+
 // Byte offset of the first sequence that is not UTF-8 (overlong forms and surrogates included), or npos.
 std::size_t find_invalid_utf8(std::string_view text);
 
