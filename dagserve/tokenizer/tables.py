@@ -24,7 +24,7 @@ from dagserve.tokenizer.hashing import EMPTY, table
 from dagserve.tokenizer.pattern import PatternError, Scanner, compile_pattern
 from dagserve.tokenizer.unicode import CODE_POINTS, character_set, normalization
 
-MAGIC, VERSION = b"DAGTOKEN", 3
+MAGIC, VERSION = b"DAGTOKEN", 5
 ALIGNMENT = 64
 BLOCK = 128
 """Code points a block of a two-level table."""
@@ -55,7 +55,8 @@ class Section(IntEnum):
     TOKEN_ENDS = 16
     TOKEN_TEXTS = 17
     TOKEN_FLAGS = 18
-    SCANNERS = 19
+    MERGE_FILTER = 19
+    SCANNERS = 20
     """The first of as many as there are."""
 
 
@@ -81,7 +82,7 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
     sections: dict[int, bytes] = {
         Section.OPTIONS: _options(spec),
         Section.BYTE_TOKENS: vocabulary.byte_tokens(spec).tobytes(),
-        Section.CHARACTERS: vocabulary.characters(spec).tobytes(),
+        Section.CHARACTERS: two_level(vocabulary.characters(spec))[0],
         Section.MERGES: vocabulary.merges(spec).tobytes(),
         Section.PIECES: short.tobytes(),
         Section.LONG_PIECES: long,
@@ -95,6 +96,7 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
         Section.WORDS: _members("rust_word"),
         Section.NFC: _nfc() if any(isinstance(step, Nfc) for step in steps) else b"",
         **_decoding(spec),
+        Section.MERGE_FILTER: vocabulary.merge_filter(spec),
     }
     sections |= {Section.SCANNERS + i: _scanner(scanner) for i, scanner in enumerate(scanners)}
     return _file([sections[i] for i in range(len(sections))])

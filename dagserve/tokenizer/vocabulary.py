@@ -10,11 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dagserve.tokenizer.document import TokenizerSpec, fallback_token
-from dagserve.tokenizer.hashing import EMPTY, table
+from dagserve.tokenizer.hashing import EMPTY, spread, table
+from dagserve.tokenizer.unicode import CODE_POINTS
 from dagserve.tokenizer.whole import whole_characters
 
 SHORT = 16
 """Pieces up to so many bytes are compared inside their slot; longer ones by their text."""
+
+FLAG_SHIFT = 30
+"""Where the flags of a character are in its entry."""
 
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _MASK = (1 << 64) - 1
@@ -43,17 +47,19 @@ def byte_tokens(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
 
 
 def characters(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
-    """Characters that merging may start from as one token: slots of ``(character, id, flags)``.
+    """The token that merging may start from for each character, ``u4[CODE_POINTS]``; all ones where there is none.
 
-    At the byte level these are the ones of :func:`~dagserve.tokenizer.whole.whole_characters`, else all that are a
-    token.
+    At the byte level these are the characters of :func:`~dagserve.tokenizer.whole.whole_characters`, their flags in the
+    two highest bits; else all that are a token.
     """
     if spec.byte_level:
         found = whole_characters(_texts(spec), spec)
     else:
         found = {ord(t): (i, 0) for t, i in spec.vocab.items() if len(t) == 1}
-    rows = np.array([(c, *entry) for c, entry in found.items()], dtype="<u4").reshape(-1, 3)
-    return table(rows[:, 0].astype(np.uint64), rows)
+    tokens = np.full(CODE_POINTS, EMPTY, dtype="<u4")
+    for character, (index, flags) in found.items():
+        tokens[character] = index | flags << FLAG_SHIFT
+    return tokens
 
 
 def merges(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
@@ -63,6 +69,18 @@ def merges(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
     rows = [(vocab[a], vocab[b], rank, vocab[a + b]) for (a, b), rank in ranks.items()]
     laid = np.array(rows, dtype="<u4").reshape(-1, 4)
     return table(laid[:, 0].astype(np.uint64) << np.uint64(32) | laid[:, 1], laid)
+
+
+def merge_filter(spec: TokenizerSpec) -> bytes:
+    """One bit for the top bits of each merge's spread key, a power of two of bits, at least eight times the merges.
+
+    Most pairs of tokens do not merge; a bit of a table that stays in a near cache says so for most of them.
+    """
+    ids = np.array([(spec.vocab[a], spec.vocab[b]) for a, b in spec.merges], dtype=np.uint64).reshape(-1, 2)
+    bits = max(3, (8 * len(ids)).bit_length())
+    filled = np.zeros(1 << bits, dtype=np.uint8)
+    filled[spread(ids[:, 0] << np.uint64(32) | ids[:, 1], bits)] = 1
+    return np.packbits(filled, bitorder="little").tobytes()
 
 
 def pieces(spec: TokenizerSpec, tokenizer_json: bytes) -> tuple[npt.NDArray[np.uint32], bytes]:

@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "unicode.h"
 
 namespace dagserve {
 namespace {
 
-// Up to here a linear scan for the lowest rank beats keeping a tree.
-constexpr std::size_t kShortPiece = 48;
+// Up to so many tokens a linear scan for the lowest rank beats keeping a tree. Pieces up to so many bytes are read on
+// the stack, since characters of several bytes are often one token.
+constexpr std::size_t kShortTokens = 64;
+constexpr std::size_t kShortPiece = 3 * kShortTokens;
 
 // The tokens that merging starts from: of bytes at the byte level, else of characters. Returns how many.
 class Symbols {
@@ -63,31 +66,64 @@ class Symbols {
   bool after_unknown_ = false;
 };
 
-void push_all(const std::uint32_t* ids, std::size_t count, TokenSink& sink) {
-  for (std::size_t i = 0; i < count; ++i) sink.push(ids[i]);
-}
-
-void encode_short(const Tables& tables, std::string_view piece, TokenSink& sink) {
-  std::uint32_t ids[kShortPiece];
-  Merge merges[kShortPiece];  // merges[i] joins ids[i] and ids[i + 1]
-  std::size_t count = Symbols(tables, ids).read(piece);
-  for (std::size_t i = 0; i + 1 < count; ++i) merges[i] = tables.merge(ids[i], ids[i + 1]);
-  while (count > 1) {
-    std::size_t best = 0;
-    for (std::size_t i = 1; i + 1 < count; ++i)
-      if (merges[i].rank < merges[best].rank) best = i;
-    if (merges[best].rank == kNoRank) break;
-    ids[best] = merges[best].id;
-    --count;
-    std::copy(ids + best + 2, ids + count + 1, ids + best + 1);
-    if (best + 1 < count) {
-      std::copy(merges + best + 2, merges + count, merges + best + 1);
-      merges[best] = tables.merge(ids[best], ids[best + 1]);
+// Up to kShortTokens tokens as a linked list over arrays. A pair's key is its rank above its place, so that one
+// reduction without branches finds the lowest rank and, of equal ones, the leftmost.
+class ShortPiece {
+ public:
+  ShortPiece(const Tables& tables, std::uint32_t* ids, std::size_t count) : tables_(tables), ids_(ids), count_(count) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      next_[i] = static_cast<std::uint8_t>(i + 1);
+      previous_[i] = static_cast<std::uint8_t>(i - 1);
+      look_up(i);
     }
-    if (best > 0) merges[best - 1] = tables.merge(ids[best - 1], ids[best]);
+    for (std::size_t i = count_; i % kStride != 0; ++i) keys_[i] = kNone;
   }
-  push_all(ids, count, sink);
-}
+
+  void merge_all() {
+    const std::size_t end = (count_ + kStride - 1) / kStride * kStride;
+    for (;;) {
+      std::int32_t lowest = kNone;
+      for (std::size_t i = 0; i < end; ++i) lowest = std::min(lowest, keys_[i]);
+      if (lowest == kNone) return;
+      merge(static_cast<std::size_t>(lowest) % kShortTokens);
+    }
+  }
+
+  void push(TokenSink& sink) const {
+    for (std::size_t i = 0; i < count_; i = next_[i]) sink.push(ids_[i]);
+  }
+
+ private:
+  static constexpr std::size_t kStride = 8;
+  static constexpr std::int32_t kNone = std::numeric_limits<std::int32_t>::max();
+
+  void look_up(std::size_t i) {
+    keys_[i] = kNone;
+    if (next_[i] >= count_) return;
+    const Merge merge = tables_.merge(ids_[i], ids_[next_[i]]);
+    if (merge.rank == kNoRank) return;
+    keys_[i] = static_cast<std::int32_t>(merge.rank * kShortTokens + i);
+    made_[i] = merge.id;
+  }
+
+  void merge(std::size_t i) {
+    const std::size_t gone = next_[i];
+    ids_[i] = made_[i];
+    next_[i] = next_[gone];
+    if (next_[gone] < count_) previous_[next_[gone]] = static_cast<std::uint8_t>(i);
+    keys_[gone] = kNone;
+    look_up(i);
+    if (i > 0) look_up(previous_[i]);
+  }
+
+  const Tables& tables_;
+  std::uint32_t* ids_;
+  std::size_t count_;
+  std::int32_t keys_[kShortTokens];
+  std::uint32_t made_[kShortTokens];
+  std::uint8_t next_[kShortTokens];
+  std::uint8_t previous_[kShortTokens];
+};
 
 // A winner tree over the ranks of adjacent pairs: the leftmost lowest in O(log n), and so is changing one.
 class RankTree {
@@ -168,12 +204,20 @@ class LongPiece {
 }  // namespace
 
 std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
-  return piece_bytes <= kShortPiece ? 0 : sizeof(std::uint32_t) * (3 * piece_bytes + 2 * std::bit_ceil(piece_bytes));
+  return piece_bytes <= kShortTokens ? 0 : sizeof(std::uint32_t) * (3 * piece_bytes + 2 * std::bit_ceil(piece_bytes));
 }
 
 void encode_piece(const Tables& tables, std::string_view piece, std::span<std::byte> workspace, TokenSink& sink) {
   if (const std::uint32_t whole = tables.piece(piece); whole != kNoToken) return sink.push(whole);
-  if (piece.size() <= kShortPiece) return encode_short(tables, piece, sink);
+  if (piece.size() <= kShortPiece) {
+    std::uint32_t ids[kShortPiece];
+    const std::size_t count = Symbols(tables, ids).read(piece);
+    if (count <= kShortTokens) {
+      ShortPiece tokens(tables, ids, count);
+      tokens.merge_all();
+      return tokens.push(sink);
+    }
+  }
   LongPiece tokens(tables, piece, workspace);
   tokens.merge_all();
   tokens.push(sink);

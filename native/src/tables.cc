@@ -8,7 +8,7 @@
 namespace dagserve {
 namespace {
 
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 5;
 constexpr std::size_t kUncheckedBytes = 16;  // magic, version and checksum itself
 constexpr std::size_t kShortPiece = 16;      // vocabulary.SHORT
 constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
@@ -142,16 +142,13 @@ void Tables::read() {
   consistent(byte_tokens.size() == 256);
   byte_tokens_ = byte_tokens.data();
   long_pieces_ = section(Section::long_pieces);
-  characters_ = hashed<CharacterSlot>(Section::characters);
+  characters_ = TwoLevel<std::uint32_t>(section(Section::characters).data());
   merges_ = hashed<MergeSlot>(Section::merges);
+  const auto filter = array<std::uint8_t>(Section::merge_filter);
+  consistent(std::has_single_bit(filter.size()));
+  filter_ = filter.data();
+  filter_shift_ = 61 - static_cast<unsigned>(std::countr_zero(filter.size()));
   pieces_ = hashed<PieceSlot>(Section::pieces);
-}
-
-Character Tables::character(std::uint32_t code_point) const {
-  for (std::uint64_t i = characters_.first(code_point);; i = characters_.next(i)) {
-    const CharacterSlot& slot = characters_.slots[i];
-    if (slot.code_point == code_point || slot.code_point == kNoToken) return {slot.id, slot.flags};
-  }
 }
 
 std::uint32_t Tables::piece(std::string_view text) const {

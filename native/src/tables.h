@@ -36,6 +36,7 @@ enum class Section : std::size_t {
   token_ends,
   token_texts,
   token_flags,
+  merge_filter,
   scanners,
 };
 enum class StepKind : std::uint32_t { nfc, replace, prefix, split };
@@ -116,12 +117,18 @@ class Tables {
   std::string_view section(Section section, std::size_t after = 0) const;
 
   std::uint32_t byte_token(unsigned char byte) const { return byte_tokens_[byte]; }
-  Character character(std::uint32_t code_point) const;
+  Character character(std::uint32_t code_point) const {
+    const std::uint32_t entry = characters_[code_point];
+    return entry == kNoToken ? Character{} : Character{entry & ((1u << 30) - 1), entry >> 30};
+  }
   std::uint32_t piece(std::string_view text) const;  // the token that a whole piece is, or kNoToken
 
+  // Most pairs do not merge, which a bit of a filter says without going to the table, larger than the near caches.
   Merge merge(std::uint32_t left, std::uint32_t right) const {
-    const std::uint64_t key = std::uint64_t{left} << 32 | right;
-    for (std::uint64_t i = merges_.first(key);; i = merges_.next(i)) {
+    const std::uint64_t spread = (std::uint64_t{left} << 32 | right) * kSpread;
+    const std::uint64_t bit = spread >> filter_shift_;
+    if ((filter_[bit / 8] >> bit % 8 & 1) == 0) return {};
+    for (std::uint64_t i = spread >> merges_.shift;; i = merges_.next(i)) {
       const MergeSlot& slot = merges_.slots[i];
       if (slot.left == left && slot.right == right) return {slot.rank, slot.id};
       if (slot.left == kNoToken) return {};
@@ -129,11 +136,10 @@ class Tables {
   }
 
  private:
+  static constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15u;
+
   struct MergeSlot {
     std::uint32_t left, right, rank, id;
-  };
-  struct CharacterSlot {
-    std::uint32_t code_point, id, flags;
   };
   struct PieceSlot {
     std::uint32_t words[4];
@@ -146,7 +152,7 @@ class Tables {
     std::uint64_t mask = 0;
     unsigned shift = 0;
 
-    std::uint64_t first(std::uint64_t key) const { return key * 0x9E3779B97F4A7C15u >> shift; }
+    std::uint64_t first(std::uint64_t key) const { return key * kSpread >> shift; }
     std::uint64_t next(std::uint64_t i) const { return (i + 1) & mask; }
   };
 
@@ -166,8 +172,10 @@ class Tables {
   TwoLevel<std::uint8_t> spaces_, words_;
   const std::uint32_t* byte_tokens_ = nullptr;
   std::string_view long_pieces_;
-  Hashed<CharacterSlot> characters_;
+  TwoLevel<std::uint32_t> characters_;
   Hashed<MergeSlot> merges_;
+  const std::uint8_t* filter_ = nullptr;
+  unsigned filter_shift_ = 0;
   Hashed<PieceSlot> pieces_;
 };
 

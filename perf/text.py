@@ -1,0 +1,260 @@
+"""Texts to tokens: the native tokenizer beside Hugging Face ``tokenizers`` and, where installed, tiktoken and quicktok.
+
+Every side encodes the same texts of the Qwen3 vocabulary and its ids are compared before anything is timed.
+Repetitions of all sides take turns, the fastest of each counts. The native side is called as in the server: a batch of
+texts a call, the interpreter's lock released; its figure includes turning Python strings into UTF-8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from rich.console import Console
+
+from dagserve._native import CpuNode
+from dagserve.tokenizer import parse_tokenizer, write_tables
+from dagserve.tokenizer.vocabulary import byte_alphabet
+from demo.assets import Unreachable, chinese_reviews, demo_reviews
+from demo.vocabularies import vocabulary
+from perf.environment import describe_environment
+from perf.report import Grid
+
+RESULT = Path(__file__).parent / "results" / "text.json"
+SIZES = (20, 100, 400, 2000)
+BATCH_BYTES = 200_000
+Encode = Callable[[Sequence[str]], list[list[int]]]
+
+
+def corpora() -> dict[str, str]:
+    """One long text of each class."""
+    stdlib = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:40]
+    english = "\n".join(review.text for review in demo_reviews())
+    chinese = "\n".join(chinese_reviews())
+    code = "\n".join(path.read_text(errors="ignore") for path in stdlib)
+    lines = zip(english.splitlines(), chinese.splitlines(), code.splitlines(), strict=False)
+    return {
+        "English": english,
+        "Chinese": chinese,
+        "code": code,
+        "mixed": "\n".join(" ".join(three) for three in lines),
+    }
+
+
+def cut(text: str, size: int) -> list[str]:
+    """Texts of about ``size`` bytes, :data:`BATCH_BYTES` in all, cut between characters."""
+    encoded = text.encode()[:BATCH_BYTES]
+    return [encoded[i : i + size].decode(errors="ignore") or " " for i in range(0, len(encoded) - size, size)]
+
+
+class Native:
+    """The tokenize node over a template that is just the text."""
+
+    def __init__(self, tokenizer_json: bytes, folder: Path) -> None:
+        write_tables(tokenizer_json, folder / "tokenizer.bin")
+        rows, most = BATCH_BYTES // min(SIZES) + 1, 2 * BATCH_BYTES
+        self.node = CpuNode(
+            "tokenize",
+            {"tables": "tokenizer.bin", "template": [{"field": "text"}], "special_tokens": 0},
+            [("text", "text", [rows], most)],
+            [("tokens", "i64", [most], 8 * most), ("cu_seqlens", "i32", [rows + 1], 4 * (rows + 1))],
+            str(folder),
+        )
+
+    def run(self, texts: Sequence[str]) -> Any:
+        """One call for all texts."""
+        return self.node.run({"text": texts})
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The same as lists."""
+        outputs = self.run(texts)
+        ends, tokens = outputs["cu_seqlens"].tolist(), outputs["tokens"].tolist()
+        return [tokens[a:b] for a, b in pairwise(ends)]
+
+
+def sides(tokenizer_json: bytes, native: Native) -> dict[str, tuple[Callable[[Sequence[str]], Any], Encode]]:
+    """What to time and how to get ids, by name. Sides that are not installed are left out."""
+    plain = tokenizers.Tokenizer.from_str(json.dumps(json.loads(tokenizer_json) | {"added_tokens": []}))
+
+    def single(texts: Sequence[str]) -> list[list[int]]:
+        return [plain.encode(text, add_special_tokens=False).ids for text in texts]
+
+    def batch(texts: Sequence[str]) -> list[list[int]]:
+        return [e.ids for e in plain.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    found: dict[str, tuple[Callable[[Sequence[str]], Any], Encode]] = {
+        "dagserve": (native.run, native.encode),
+        "tokenizers, single": (single, single),
+        "tokenizers, batch": (batch, batch),
+    }
+    for name, encode in (("tiktoken", _tiktoken(tokenizer_json)), ("quicktok", _quicktok())):
+        if encode:
+            found[name] = encode
+    return found
+
+
+def _tiktoken(tokenizer_json: bytes) -> tuple[Callable[[Sequence[str]], Any], Encode] | None:
+    try:
+        import tiktoken
+    except ImportError:
+        return None
+    spec = parse_tokenizer(tokenizer_json)
+    alphabet = {c: byte for byte, c in enumerate(byte_alphabet())}
+    ranks = {bytes(alphabet[c] for c in token): index for token, index in spec.vocab.items()}
+    encoding = tiktoken.Encoding("qwen3", pat_str=spec.splits[0].pattern, mergeable_ranks=ranks, special_tokens={})
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.encode_ordinary(text) for text in texts]
+
+    return encode, encode
+
+
+def _quicktok() -> tuple[Callable[[Sequence[str]], Any], Encode] | None:
+    try:
+        import quicktok
+    except ImportError:
+        return None
+    encoding = quicktok.get_encoding("qwen3")
+
+    def run(texts: Sequence[str]) -> Any:
+        return encoding.encode_batch(list(texts), threads=1)
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        tokens, offsets = run(texts)
+        return [tokens[a:b].tolist() for a, b in pairwise(offsets)]
+
+    return run, encode
+
+
+def fastest(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Seconds of the fastest repetition of each, in turn."""
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def measure(texts: Sequence[str], known: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """MB/s and microseconds a text of every side, and which sides gave other ids."""
+    expected = known["tokenizers, single"][1](texts)
+    other = [name for name, (_, encode) in known.items() if encode(texts) != expected]
+    size = sum(len(text.encode()) for text in texts)
+    best = fastest({name: partial(run, texts) for name, (run, _) in known.items()}, rounds)
+    figures = {n: {"mb_s": size / s / 1e6, "us_a_text": s / len(texts) * 1e6} for n, s in best.items()}
+    return {"texts": len(texts), "bytes": size, "tokens": sum(map(len, expected)), "other_ids": other, "sides": figures}
+
+
+def measure_cores(texts: Sequence[str], native: Native, rounds: int) -> dict[str, float]:
+    """MB/s of the native side on one thread and on one thread a core."""
+    size, cores = sum(len(text.encode()) for text in texts), len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as pool:
+        runs = {
+            "one": lambda: native.run(texts),
+            "all": lambda: list(pool.map(native.run, [texts] * cores)),
+        }
+        best = fastest(runs, rounds)
+    return {"one": size / best["one"] / 1e6, "all": cores * size / best["all"] / 1e6}
+
+
+def measure_request(text: str, known: Mapping[str, Any], native: Native, rounds: int) -> dict[str, Any]:
+    """Microseconds for one request: 15 texts of about 100 tokens."""
+    size = len(text.encode()[:100_000]) / sum(
+        map(len, native.encode([text.encode()[:100_000].decode(errors="ignore")]))
+    )
+    texts = cut(text, int(100 * size))[:15]
+    best = fastest({n: partial(run, texts) for n, (run, _) in known.items()}, 20 * rounds)
+    tokens = [len(ids) for ids in native.encode(texts)]
+    return {"mean_tokens": statistics.fmean(tokens), "us": {name: s * 1e6 for name, s in best.items()}}
+
+
+def grids(result: Mapping[str, Any]) -> list[Grid]:
+    """The tables of a result."""
+    names = list(result["classes"][0]["sides"])
+    rows = [
+        (
+            f"{c['class']}, {c['size']} bytes",
+            *(f"{c['sides'][n]['mb_s']:.1f}" + ("*" if n in c["other_ids"] else "") for n in names),
+            f"{c['sides']['dagserve']['us_a_text']:.2f}",
+            f"{c['sides']['dagserve']['mb_s'] / c['sides']['tokenizers, single']['mb_s']:.1f}",
+        )
+        for c in result["classes"]
+    ]
+    title = "MB/s on one thread (tokenizers, batch: all); * other ids than Hugging Face's"
+    speed = Grid(title, ("texts", *names, "dagserve us a text", "times single"), tuple(rows))
+    cores = tuple((name, f"{c['one']:.1f}", f"{c['all']:.1f}") for name, c in result["cores"].items())
+    requests = tuple(
+        (f"{name}, {r['mean_tokens']:.0f} tokens a text", *(f"{r['us'][n]:.0f}" for n in names))
+        for name, r in result["requests"].items()
+    )
+    return [
+        speed,
+        Grid("dagserve, 400-byte texts: MB/s", ("class", "one thread", "a thread a core"), cores),
+        Grid("One request of 15 texts: microseconds", ("class", *names), requests),
+    ]
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(prog="python -m perf.text", description=__doc__)
+    parser.add_argument("--tokenizer", type=Path, help="a byte-level tokenizer.json [Qwen3's]")
+    parser.add_argument("--rounds", type=int, default=15, help="repetitions [15]")
+    parser.add_argument("--json", type=Path, default=RESULT, help="result; .md beside it [perf/results/text.json]")
+    arguments = parser.parse_args()
+    try:
+        document = arguments.tokenizer.read_bytes() if arguments.tokenizer else vocabulary("qwen3")
+        texts = corpora()
+    except Unreachable as error:
+        raise SystemExit(f"perf: {error}") from error
+    result: dict[str, Any] = {"environment": describe_environment("perf.text", sys.argv[1:])}
+    with tempfile.TemporaryDirectory() as folder:
+        native = Native(document, Path(folder))
+        known = sides(document, native)
+        result["classes"] = [
+            {"class": name, "size": size, **measure(cut(text, size), known, arguments.rounds)}
+            for name, text in texts.items()
+            for size in SIZES
+        ]
+        result["cores"] = {n: measure_cores(cut(t, 400), native, arguments.rounds) for n, t in texts.items()}
+        result["requests"] = {n: measure_request(t, known, native, arguments.rounds) for n, t in texts.items()}
+    write(result, arguments.json)
+
+
+def write(result: Mapping[str, Any], path: Path) -> None:
+    """Prints the tables and writes the JSON, and the Markdown beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    environment = result["environment"]
+    head = [
+        "# Tokenizing",
+        "",
+        f"- Date: {environment['date']}",
+        f"- Commit: {environment['commit']}",
+        f"- Command: `{environment['command']}`",
+        f"- Machine: {environment['cpu']}, {environment['cores']} cores, busy: {environment['busy_cores_before']:.1f}",
+        f"- Versions: {', '.join(f'{k} {v}' for k, v in environment['versions'].items())}",
+        "",
+    ]
+    found = grids(result)
+    path.with_suffix(".md").write_text("\n".join(head + [grid.markdown() for grid in found]))
+    for grid in found:
+        grid.print(Console())
+
+
+if __name__ == "__main__":
+    main()
