@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_tokenizer import MULTILINGUAL, trained
 
-from perf import serve_cpu
+from perf import serve_cpu, text
 from perf.costs import node_milliseconds
 from perf.health_probe import summarize as summarize_probe
 from perf.measure import Case, agreement, interleave, ratios
@@ -140,3 +141,15 @@ def test_probe_summary_is_in_milliseconds() -> None:
     assert summary["probes"] == 100
     assert summary["p50_ms"] == pytest.approx(1.0)
     assert summary["max_ms"] == pytest.approx(500.0)
+
+
+def test_text_compares_ids_before_it_times(tmp_path: Path) -> None:
+    document = trained(digits=True)
+    native = text.Native(document, tmp_path)
+    known = text.sides(document, native)
+    chosen = {name: known[name] for name in ("dagserve", "tokenizers, single", "tokenizers, batch")}
+    measured = text.measure([t[:50] for t in MULTILINGUAL], chosen, 1)
+    assert measured["other_ids"] == []
+    assert all(side["mb_s"] > 0 for side in measured["sides"].values())
+    wrong = chosen | {"dagserve": (native.run, lambda texts: [[0] for _ in texts])}
+    assert text.measure(["some text"], wrong, 1)["other_ids"] == ["dagserve"]
