@@ -112,6 +112,8 @@ def _tiktoken(tokenizer_json: bytes) -> tuple[Callable[[Sequence[str]], Any], En
     except ImportError:
         return None
     spec = parse_tokenizer(tokenizer_json)
+    if len(spec.splits) != 1:
+        return None
     alphabet = {c: byte for byte, c in enumerate(byte_alphabet())}
     ranks = {bytes(alphabet[c] for c in token): index for token, index in spec.vocab.items()}
     encoding = tiktoken.Encoding("qwen3", pat_str=spec.splits[0].pattern, mergeable_ranks=ranks, special_tokens={})
