@@ -1,0 +1,63 @@
+"""The native tokenizer under AddressSanitizer, UBSan and ThreadSanitizer: native/fuzz/tokenizer_fuzz.cc."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from test_tokenizer import trained
+from test_tokenizer_parts import PARTS, document_of
+
+from dagserve.tokenizer import write_tables
+
+NATIVE = Path(__file__).parent.parent / "native"
+SOURCES = ("added", "bpe", "decoder", "mapped_file", "nfc", "scanner", "tables", "tokenizer", "unicode")
+
+
+def build(folder: Path, sanitizers: str) -> Path:
+    """The fuzzer with its own inputs, by the compiler that builds the project."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        pytest.skip("no C++ compiler: set CXX")
+    program = folder / "fuzz"
+    flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DDAGSERVE_FUZZ_MAIN"]
+    includes = [f"-I{NATIVE / 'src'}", f"-I{NATIVE / 'include'}"]
+    files = [NATIVE / "fuzz" / "tokenizer_fuzz.cc", *(NATIVE / "src" / f"{name}.cc" for name in SOURCES)]
+    subprocess.run([compiler, *flags, *includes, *map(str, files), "-o", str(program), "-pthread"], check=True)
+    return program
+
+
+def tables(folder: Path) -> list[Path]:
+    """Tokenizers of every kind of part."""
+    paths = []
+    documents = {"trained": trained(digits=False)} | {
+        name: document_of(PARTS[name])
+        for name in ("byte fallback", "nfc", "metaspace first", "split MergedWithNext ", "prepend and replace")
+    }
+    for name, content in documents.items():
+        document = json.loads(content)
+        document["added_tokens"] = []
+        paths.append(folder / f"{name.replace(' ', '-')}.bin")
+        write_tables(json.dumps(document).encode(), paths[-1])
+    return paths
+
+
+def run(program: Path, *arguments: object) -> None:
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr[-4000:]
+
+
+def test_no_byte_is_read_or_written_outside(tmp_path: Path) -> None:
+    program = build(tmp_path, "address,undefined")
+    for path in tables(tmp_path):
+        run(program, path, 2, 3000)
+
+
+def test_sixteen_threads_share_a_tokenizer(tmp_path: Path) -> None:
+    program = build(tmp_path, "thread")
+    for path in tables(tmp_path)[:3]:
+        run(program, path, 16, 300)
