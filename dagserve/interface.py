@@ -19,6 +19,8 @@ REGISTERED: Mapping[str, str] = {
     "tokenize": "dagserve.nodes.tokenize:Tokenize",
     "resolve_labels": "dagserve.nodes.labels:ResolveLabels",
     "encode_scores": "dagserve.nodes.encode:EncodeScores",
+    "encode_rerank": "dagserve.nodes.encode:EncodeRerank",
+    "encode_tensors": "dagserve.nodes.encode:EncodeTensors",
 }
 """Short names a manifest may use for ``op``, and the definitions they stand for."""
 

@@ -11,7 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from dagserve.errors import InvalidRequest
 from dagserve.interface import Assets, Interface, Option, Port
+from dagserve.shapes import Dim
 
 FLOAT_BYTES = 16
 """Longest shortest-round-trip text of an ``f32`` (``-1.17549435e-38``) and a comma."""
@@ -61,6 +63,117 @@ class EncodeScores:
         usage = f'{{"prompt_tokens":{tokens},"completion_tokens":0,"total_tokens":{tokens}{truncated}}}'
         body = f'{{"scores":[{scores}],"model":{self._model},"usage":{usage},"object":"scoring"}}'
         return {"body": np.frombuffer(body.encode(), dtype=np.uint8)}
+
+
+class EncodeRerank:
+    """CPU node ``encode_rerank``: text-embeddings-inference's ``/rerank`` reply, ``[{"index": 1, "score": 0.9}, ...]``.
+
+    The highest score first, equal ones in the order of the request; what is no number comes last, as ``null``.
+    """
+
+    engine: ClassVar[str] = "cpu"
+    options: ClassVar[tuple[Option, ...]] = (Option("column", {"type": "integer", "minimum": 0}, default=0),)
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
+        """Input ``scores: f32[B,N]``, of which ``column`` is the score; output ``body: u8[J]``."""
+        rows = bounds.get("batch", max(bounds.values(), default=1))
+        size = 2 + rows * (len('{"index":,"score":},') + len(str(rows)) + FLOAT_BYTES)
+        return Interface((Port.of("scores", "f32[B,N]"),), (Port.of("body", "u8[J]"),), {"J": size})
+
+    @staticmethod
+    def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
+        """The plan's ``config``: the column.
+
+        Raises:
+            ValueError: the scores never have so many columns.
+        """
+        if options["column"] >= assets.sizes["N"]:
+            raise ValueError(
+                f"column {options['column']} is out of range: there are at most {assets.sizes['N']} columns"
+            )
+        return {"column": options["column"]}
+
+    def __init__(self, config: Mapping[str, Any], root: Path) -> None:  # noqa: ARG002
+        """Readable form of the native node. ``config`` has ``column``."""
+        self._column: int = config.get("column", 0)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """``body: u8[J]``, UTF-8 JSON.
+
+        Raises:
+            InvalidRequest: the request asks for too few labels.
+        """
+        scores = np.asarray(inputs["scores"], dtype=np.float32)
+        if self._column >= scores.shape[1]:
+            raise InvalidRequest(
+                f"[encode_rerank] the request has {scores.shape[1]} labels; column {self._column} is not there"
+            )
+        values = scores[:, self._column]
+        numbers = [i for i, value in enumerate(values) if not np.isnan(value)]
+        order = sorted(numbers, key=lambda i: -values[i]) + [i for i, value in enumerate(values) if np.isnan(value)]
+        body = ",".join(f'{{"index":{i},"score":{float_text(values[i])}}}' for i in order)
+        return {"body": np.frombuffer(f"[{body}]".encode(), dtype=np.uint8)}
+
+
+_DATATYPES: Mapping[str, tuple[str, int]] = {"f32": ("FP32", FLOAT_BYTES), "i32": ("INT32", 12), "i64": ("INT64", 21)}
+"""KServe's name of a type, and the most bytes of a value with its comma."""
+
+
+class EncodeTensors:
+    """CPU node ``encode_tensors``: any tensors as KServe v2's reply.
+
+    ``{"model_name": ..., "outputs": [{"name", "datatype", "shape", "data"}]}``; what is not finite is ``null``.
+    """
+
+    engine: ClassVar[str] = "cpu"
+    options: ClassVar[tuple[Option, ...]] = (
+        Option(
+            "tensors", {"type": "object", "minProperties": 1, "additionalProperties": {"type": "string"}}, required=True
+        ),
+        Option("model", {"type": "string", "minLength": 1}),
+    )
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
+        """An input for each entry of ``tensors``, say ``{scores: "f32[batch,labels]"}``; output ``body: u8[J]``."""
+        ports = tuple(Port.of(name, kind) for name, kind in options["tensors"].items())
+        size = 64 + 6 * len(str(options.get("model") or "").encode())
+        for port in ports:
+            if port.type.dtype not in _DATATYPES:
+                raise ValueError(f"tensors: {port.name} is {port.type.dtype}; use one of {', '.join(_DATATYPES)}")
+            numbers = math.prod(dim.size(_bounds_of(dim, bounds)) for dim in port.type.shape)
+            size += (
+                64 + 6 * len(port.name.encode()) + 20 * len(port.type.shape) + numbers * _DATATYPES[port.type.dtype][1]
+            )
+        return Interface(ports, (Port.of("body", "u8[J]"),), {"J": size})
+
+    @staticmethod
+    def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
+        """The plan's ``config``: the model name of the reply."""
+        return {"model": options["model"] or assets.model_name}
+
+    def __init__(self, config: Mapping[str, Any], root: Path) -> None:  # noqa: ARG002
+        """Readable form of the native node. ``config`` has ``model``, the name to put in the reply."""
+        self._model = json.dumps(config["model"], ensure_ascii=False)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """``body: u8[J]``, UTF-8 JSON; tensors in the order of ``tensors``."""
+        outputs = ",".join(_tensor_text(name, np.asarray(value)) for name, value in inputs.items())
+        body = f'{{"model_name":{self._model},"outputs":[{outputs}]}}'
+        return {"body": np.frombuffer(body.encode(), dtype=np.uint8)}
+
+
+def _bounds_of(dim: Dim, bounds: Mapping[str, int]) -> Mapping[str, int]:
+    return {dim.symbol: bounds.get(dim.symbol, max(bounds.values(), default=1))} if dim.symbol else {}
+
+
+def _tensor_text(name: str, value: npt.NDArray[Any]) -> str:
+    datatype = {np.dtype(np.float32): "FP32", np.dtype(np.int32): "INT32", np.dtype(np.int64): "INT64"}[value.dtype]
+    numbers = map(float_text, value.flat) if datatype == "FP32" else map(str, value.flat)
+    shape, data = ",".join(map(str, value.shape)), ",".join(numbers)
+    quoted = json.dumps(name, ensure_ascii=False)
+    return f'{{"name":{quoted},"datatype":"{datatype}","shape":[{shape}],"data":[{data}]}}'
 
 
 def float_text(value: np.float32) -> str:

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagserve._native import CpuNode
-from dagserve.errors import InternalError
-from dagserve.nodes.encode import EncodeScores
+from dagserve.errors import InternalError, InvalidRequest
+from dagserve.nodes.encode import EncodeRerank, EncodeScores, EncodeTensors
 
 MODELS = ("relevance", "", 'a"b\\c/d', "tab\tnew\nline\r\b\f\x00\x1f\x7f", "modèle 😀 \u2028")
 ANY_FLOAT = st.integers(0, 2**32 - 1)
@@ -101,3 +101,79 @@ def test_a_reply_over_its_bound_is_an_internal_error() -> None:
             InternalError, match=rf"\[encode_scores\] the reply is longer than its bound of {size} bytes"
         ):
             native(scores, size=size)
+
+
+# encode_rerank and encode_tensors
+
+
+def rerank(scores: npt.NDArray[np.float32], column: int = 0) -> list[bytes]:
+    """The body by native code and by the reference."""
+    ports = [("scores", "f32", [64, 8], 4 * 64 * 8)]
+    node = CpuNode("encode_rerank", {"column": column}, ports, [("body", "u8", [4096], 4096)], "")
+    readable = EncodeRerank({"column": column}, Path())
+    return [bytes(one.run({"scores": scores})["body"]) for one in (node, readable)]
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_rerank_sorts_and_keeps_the_order_of_equals(values: list[float]) -> None:
+    native_body, body = rerank(np.array(values, dtype=np.float32).reshape(-1, 1))
+    assert native_body == body
+    found = json.loads(body)
+    assert sorted(entry["index"] for entry in found) == list(range(len(values)))
+    for entry in found:
+        value = values[entry["index"]]
+        assert entry["score"] is None if not np.isfinite(value) else np.float32(entry["score"]) == np.float32(value)
+    keys = [(np.isnan(values[e["index"]]), -values[e["index"]], e["index"]) for e in found]
+    assert keys == sorted(keys, key=lambda key: (key[0], 0.0 if key[0] else key[1], key[2]))
+
+
+def test_rerank_takes_its_column() -> None:
+    scores = np.array([[0.1, 0.5], [0.2, 0.25], [0.3, 0.5]], dtype=np.float32)
+    expected = b'[{"index":0,"score":0.5},{"index":2,"score":0.5},{"index":1,"score":0.25}]'
+    assert rerank(scores, 1) == [expected, expected]
+    for make in (
+        lambda: CpuNode(
+            "encode_rerank", {"column": 2}, [("scores", "f32", [4, 8], 128)], [("body", "u8", [99], 99)], ""
+        ),
+        lambda: EncodeRerank({"column": 2}, Path()),
+    ):
+        with pytest.raises(InvalidRequest, match="the request has 2 labels; column 2 is not there"):
+            make().run({"scores": scores})
+
+
+def test_tensors_are_kserve_json() -> None:
+    values: dict[str, npt.NDArray[Any]] = {
+        "scores": np.array([[0.5, np.nan], [np.inf, -1e-30]], dtype=np.float32),
+        'to"kens': np.array([-(2**63), 2**63 - 1], dtype=np.int64),
+        "cu_seqlens": np.array([0, 2**31 - 1], dtype=np.int32),
+    }
+    kinds = {"scores": "f32[batch,2]", 'to"kens': "i64[tokens]", "cu_seqlens": "i32[batch]"}
+    interface = EncodeTensors.interface({"tensors": kinds, "model": "m"}, {"batch": 2, "tokens": 2})
+    size = interface.bounds["J"]
+    ports = [
+        (n, {"f": "f32", "i": f"i{v.itemsize * 8}"}[v.dtype.kind], list(v.shape), v.nbytes) for n, v in values.items()
+    ]
+    node = CpuNode("encode_tensors", {"model": "m"}, ports, [("body", "u8", [size], size)], "")
+    body = bytes(node.run(values)["body"])
+    assert body == bytes(EncodeTensors({"model": "m"}, Path()).run(values)["body"])
+    reply = json.loads(body)
+    assert reply["model_name"] == "m"
+    assert [o["datatype"] for o in reply["outputs"]] == ["FP32", "INT64", "INT32"]
+    assert [o["shape"] for o in reply["outputs"]] == [[2, 2], [2], [2]]
+    assert reply["outputs"][0]["data"] == [0.5, None, None, -1e-30]
+    assert reply["outputs"][1] == {"name": 'to"kens', "datatype": "INT64", "shape": [2], "data": [-(2**63), 2**63 - 1]}
+    small = CpuNode("encode_tensors", {"model": "m"}, ports, [("body", "u8", [40], 40)], "")
+    with pytest.raises(InternalError, match=r"\[encode_tensors\] the reply is longer than its bound of 40 bytes"):
+        small.run(values)
+    with pytest.raises(ValueError, match="tensors: x is u8; use one of f32, i32, i64"):
+        EncodeTensors.interface({"tensors": {"x": "u8[batch]"}}, {"batch": 2})
+
+
+def test_the_largest_bodies_fit_their_bounds() -> None:
+    worst = np.float32(-1.17549435e-38)
+    options = {"tensors": {"scores": "f32[batch,labels]", "ids": "i64[batch]"}, "model": "m"}
+    size = EncodeTensors.interface(options, {"batch": 9, "labels": 5}).bounds["J"]
+    values = {"scores": np.full((9, 5), worst), "ids": np.full(9, -(2**63), dtype=np.int64)}
+    assert len(EncodeTensors({"model": "m"}, Path()).run(values)["body"]) <= size
+    size = EncodeRerank.interface({"column": 0}, {"batch": 100}).bounds["J"]
+    assert len(EncodeRerank({"column": 0}, Path()).run({"scores": np.full((100, 1), worst)})["body"]) <= size

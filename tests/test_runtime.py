@@ -260,3 +260,35 @@ def test_truncated_and_separate_parts_through_both_runtimes(
     assert 0 < count - 5 <= json.loads(reply)["usage"]["truncated_tokens"] <= count - 2
     query = tokenizer.encode("good film", add_special_tokens=False).ids
     assert rows[: len(query)].tolist() == query
+
+
+@pytest.mark.parametrize(
+    ("node", "inputs"),
+    [
+        ("op: encode_rerank, with: {column: 1}", "{scores: score.scores}"),
+        (
+            'op: encode_tensors, with: {tensors: {scores: "f32[batch,labels]", ids: "i64[labels]"}}',
+            "{scores: score.scores, ids: resolve_labels.label_ids}",
+        ),
+    ],
+)
+def test_other_replies_through_both_runtimes(
+    node: str, inputs: str, tiny_model: Path, build_cache: BuildCache, tmp_path: Path
+) -> None:
+    text = (Path(__file__).parent.parent / "manifests" / "relevance.yaml").read_text()
+    begin, end = text.index("  encode:"), text.index("outputs: {response")
+    encode = f'  encode: {{engine: cpu, {node}, inputs: {inputs}, outputs: {{body: "u8[body_bytes]"}}}}\n'
+    (tmp_path / "m.yaml").write_text(text[:begin] + encode + text[end:])
+    made = compile_manifest(
+        tmp_path / "m.yaml", {"model": str(tiny_model)}, output=tmp_path / "artifact", cache=build_cache
+    )
+    request: dict[str, object] = {"query": "good", "items": ["a", "bad film", "cat"], "apply_softmax": True}
+    with Engine.load(made.artifact) as engine:
+        body = engine.run(request)
+        scores = engine.trace(request)["score.scores"]
+    assert body == ReferenceRuntime(made.artifact).run(request)
+    reply = json.loads(body)
+    if "rerank" in node:
+        assert [entry["index"] for entry in reply] == np.argsort(-scores[:, 1], kind="stable").tolist()
+    else:
+        assert np.array_equal(np.float32(reply["outputs"][0]["data"]), scores.ravel())

@@ -11,5 +11,7 @@ namespace dagserve {
 std::unique_ptr<CpuNode> make_tokenize_node(const Config& config);
 std::unique_ptr<CpuNode> make_labels_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_node(const Config& config);
+std::unique_ptr<CpuNode> make_encode_rerank_node(const Config& config);
+std::unique_ptr<CpuNode> make_encode_tensors_node(const Config& config);
 
 }  // namespace dagserve

@@ -1,63 +1,12 @@
 #include <algorithm>
-#include <charconv>
-#include <cmath>
 #include <numeric>
 
 #include "cpu_nodes.h"
+#include "json.h"
 #include "unicode.h"
 
 namespace dagserve {
 namespace {
-
-// A JSON string with its quotes. Escapes what JSON demands and nothing else.
-std::string json_string(std::string_view text) {
-  static constexpr std::string_view kShort = "\"\\\b\f\n\r\t";
-  static constexpr std::string_view kLetters = "\"\\bfnrt";
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (const auto i = kShort.find(c); i != std::string_view::npos) {
-      quoted += '\\';
-      quoted += kLetters[i];
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char escaped[8];
-      std::snprintf(escaped, sizeof(escaped), "\\u%04x", static_cast<unsigned>(c));
-      quoted += escaped;
-    } else {
-      quoted += c;
-    }
-  }
-  return quoted + '"';
-}
-
-// Appends to a fixed buffer; once something does not fit, nothing more is written.
-class Writer {
- public:
-  Writer(char* begin, std::int64_t capacity) : begin_(begin), position_(begin), end_(begin + capacity) {}
-
-  void text(std::string_view part) {
-    if (full_ || end_ - position_ < std::ssize(part)) {
-      full_ = true;
-      return;
-    }
-    position_ = std::copy(part.begin(), part.end(), position_);
-  }
-  template <class Number>
-  void number(Number value) {
-    const auto [next, error] = std::to_chars(position_, end_, value);
-    full_ = full_ || error != std::errc();
-    if (!full_) position_ = next;
-  }
-  void score(float value) { std::isfinite(value) ? number(value) : text("null"); }
-
-  bool full() const { return full_; }
-  std::int64_t size() const { return position_ - begin_; }
-
- private:
-  char* begin_;
-  char* position_;
-  char* end_;
-  bool full_ = false;
-};
 
 class EncodeNode final : public CpuNode {
  public:
@@ -74,7 +23,7 @@ class EncodeNode final : public CpuNode {
            Status& status) const noexcept override {
     const Tensor& cu_seqlens = inputs[cu_seqlens_];
     const std::int32_t tokens = cu_seqlens.as<std::int32_t>()[cu_seqlens.shape[0] - 1];
-    Writer out(outputs[0].as<char>(), outputs[0].bound[0]);
+    JsonWriter out(outputs[0].as<char>(), outputs[0].bound[0]);
     out.text("{\"scores\":[");
     write_rows(inputs[scores_], out);
     out.text(model_part_);
@@ -101,13 +50,13 @@ class EncodeNode final : public CpuNode {
     return static_cast<std::size_t>(found - config.inputs.begin());
   }
 
-  static void write_rows(const Tensor& scores, Writer& out) {
+  static void write_rows(const Tensor& scores, JsonWriter& out) {
     const float* value = scores.as<float>();
     for (std::int64_t row = 0; row < scores.shape[0]; ++row) {
       out.text(row ? ",[" : "[");
       for (std::int64_t column = 0; column < scores.shape[1]; ++column) {
         if (column) out.text(",");
-        out.score(*value++);
+        out.real(*value++);
       }
       out.text("]");
     }
