@@ -13,7 +13,9 @@ ROOT = Path(__file__).parent.parent
 def test_a_wheel_owns_dagserve_alone(tmp_path: Path) -> None:
     """Top-level ``kernels`` and ``nodes`` belong to others; schemas and the native module are inside."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
-    subprocess.run([*command, "-C", f"build-dir={tmp_path / 'build'}", str(ROOT)], check=True, capture_output=True)
+    subprocess.run(
+        [*command, f"--config-settings=build-dir={tmp_path / 'build'}", str(ROOT)], check=True, capture_output=True
+    )
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {
