@@ -254,3 +254,18 @@ def test_shapes_of_the_checks() -> None:
     assert sizes_at("min", {"B": 9, "T": 2}) == {"B": 1, "T": 1}
     assert sizes_at("mid", {"B": 9, "T": 1}) == {"B": 5, "T": 1}
     assert sizes_at("max", {"B": 9, "T": 2}) == {"B": 9, "T": 2}
+
+
+def test_options_that_do_not_fit_the_tokenizer_are_a_build_error(
+    tiny_model: Path, build_cache: BuildCache, tmp_path: Path
+) -> None:
+    """What only compile can know about a node's options: an error with the node's name, and no artifact."""
+    text = MANIFEST.read_text()
+    begin, end = text.index("  encode:"), text.index("outputs: {response")
+    encode = "  encode: {engine: cpu, op: encode_rerank, with: {column: 99}, inputs: {scores: score.scores}, "
+    (tmp_path / "m.yaml").write_text(text[:begin] + encode + 'outputs: {body: "u8[body_bytes]"}}\n' + text[end:])
+    with pytest.raises(BuildError, match="node `encode`: column 99 is out of range: there are at most 16 columns"):
+        compile_manifest(
+            tmp_path / "m.yaml", {"model": str(tiny_model)}, output=tmp_path / "artifact", cache=build_cache
+        )
+    assert not (tmp_path / "artifact").exists()

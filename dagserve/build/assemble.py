@@ -16,6 +16,7 @@ from dagserve.build.cache import BuildCache
 from dagserve.build.design import BuildDesign, NodeBuild, weights_name
 from dagserve.build.keys import digest, file_digest
 from dagserve.build.sources import import_tokenizer
+from dagserve.errors import BuildError
 from dagserve.graph import Graph, GraphNode
 from dagserve.interface import Call, Check, PackageSpec, Port, TokenizerFiles
 from dagserve.manifest import print_manifest
@@ -219,7 +220,10 @@ def _node(
     if build is None:
         assets.sizes = {local: dim.size(graph.bounds) for local, dim in node.dims.items()}
         definition: Any = node.definition
-        return record | {"config": definition.configure(node.options, assets)}
+        try:
+            return record | {"config": definition.configure(node.options, assets)}
+        except ValueError as error:
+            raise BuildError(f"node `{node.name}`: {error}") from error
     names = [p["name"] for p in packages]
     locals_ = list(
         dict.fromkeys(o for c in build.spec.calls for o in (*c.inputs, *c.outputs) if o.startswith("local:"))
