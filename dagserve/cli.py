@@ -77,8 +77,11 @@ def check(manifest: ManifestPath, settings: Variables = None, target: TargetName
     variables = _variables(settings)
     with _reporting():
         graph = check_manifest(manifest, variables, target)
-    size = graph.context_bytes
-    typer.echo(f"{manifest}: ok ({len(graph.nodes)} nodes, target {graph.target.name}, {size:,} bytes a context)")
+    context, slot = graph.memory_bytes
+    sizes = f"{context:,} bytes a context, {slot:,} a request slot"
+    typer.echo(f"{manifest}: ok ({len(graph.nodes)} nodes, target {graph.target.name}, {sizes})")
+    for warning in graph.warnings:
+        typer.echo(f"warning: {warning}", err=True)
 
 
 @app.command(name="compile")
@@ -87,9 +90,11 @@ def compile_(
     settings: Variables = None,
     target: TargetName = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Artifact directory [artifacts/NAME.TARGET].")
+        Path | None, typer.Option("--output", "-o", help="Artifact directory (artifacts/NAME.TARGET when left out).")
     ] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Build processes at a time [cores, at most 4].")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Build processes at a time (when left out the cores, at most 4).")
+    ] = None,
 ) -> None:
     """Compile a manifest into an artifact directory, atomically; unchanged parts come from the cache."""
     from dagserve.compiler import compile_manifest
@@ -141,7 +146,8 @@ def inspect(
 
     with _reporting():
         if verify:
-            verify_digests(artifact)
+            count = verify_digests(artifact)
+            typer.echo(f"{artifact}: {count} files are as they were compiled", err=as_json)
         print_plan(artifact, as_json)
 
 
@@ -154,7 +160,7 @@ def graph(
     settings: Variables = None,
     target: TargetName = None,
 ) -> None:
-    """Draw a manifest's graph with tensor names, shapes and devices on the edges."""
+    """Draw a manifest's graph with tensor names, shapes and devices on the edges: .svg, .png, .dot or .mmd."""
     from dagserve.draw import draw
     from dagserve.passes import check_manifest
 
@@ -219,7 +225,9 @@ def bench(
         Path, typer.Option("--request", "-r", help="Request body (.json), or one body a line (.jsonl).")
     ],
     concurrency: Annotated[int, typer.Option("--concurrency", "-c", min=1, help="Requests in flight.")] = 1,
-    requests: Annotated[int | None, typer.Option("--requests", "-n", min=1, help="Requests to send [100].")] = None,
+    requests: Annotated[
+        int | None, typer.Option("--requests", "-n", min=1, help="Requests to send (100 when left out).")
+    ] = None,
     duration: Annotated[float | None, typer.Option(min=0.1, help="Seconds to run instead.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Requests sent first and not counted.")] = 5,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write the result as JSON.")] = None,
@@ -227,6 +235,8 @@ def bench(
     """Load an endpoint with a fixed number of requests in flight; print QPS and latency."""
     from dagserve.bench import bench as run
 
+    if requests is not None and duration is not None:
+        raise _fail("give --requests or --duration, not both", 2)
     with _reporting():
         raise typer.Exit(run(url, request, concurrency, requests, duration, warmup, json_path))
 

@@ -52,8 +52,10 @@ def check_fingerprint(plan: Mapping[str, Any]) -> None:
     """Packages hold machine code and use torch's C interface, so both must be those of the build.
 
     Raises:
-        ArtifactError: another torch or another instruction set.
+        ArtifactError: another device, torch or instruction set.
     """
+    if plan["device"] != "cpu":
+        raise ArtifactError(f"the artifact is for device {plan['device']}; this version runs cpu artifacts only")
     here = {"torch": importlib.metadata.version("torch"), "isa": host_isa()}
     for what, value in here.items():
         built = plan["fingerprint"][what]

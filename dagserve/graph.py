@@ -28,6 +28,14 @@ UNKNOWN = TensorType("")
 
 OFFSET_BYTES = 8
 
+BUILT_DEVICE = "cpu"
+"""The device this version builds and runs packages for."""
+
+
+def unsupported_device(device: str) -> str:
+    """Why a target or an artifact for another device cannot be built or run, and what to do."""
+    return f"device {device} is not built or run by this version; choose a target with `device: {BUILT_DEVICE}`"
+
 
 def frozen(values: Mapping[str, V]) -> Mapping[str, V]:
     """A read-only copy that keeps the order."""
@@ -176,9 +184,22 @@ class Graph:
                     yield Transfer(tensor.name, tensor.device, device)
 
     @property
-    def context_bytes(self) -> int:
-        """Bytes of one request context: every tensor's capacity, and the offsets of texts."""
-        return sum(t.capacity + t.offsets_bytes(self.bounds) for t in self.tensors.values())
+    def memory_bytes(self) -> tuple[int, int]:
+        """Bytes of the tensors of one context, and of one request slot, which holds the inputs and the reply."""
+        in_slot = {spec.name for spec in self.inputs} | set(self.outputs.values())
+        sizes = {t.name: t.capacity + t.offsets_bytes(self.bounds) for t in self.tensors.values()}
+        slot = sum(sizes[name] for name in in_slot)
+        return sum(sizes.values()) - slot, slot
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the manifest asks for and this version does not do."""
+        found = [unsupported_device(self.target.device)] if self.target.device != BUILT_DEVICE else []
+        validation = self.manifest.validation
+        for name, value in (("metric", validation.metric), ("performance", validation.performance)):
+            if value is not None:
+                found.append(f"validation.{name} is kept in the artifact, but this version does not enforce it")
+        return tuple(found)
 
     def reporting(self, found: list[Diagnostic], **changes: Any) -> Graph:
         """A copy with changes and further diagnostics."""

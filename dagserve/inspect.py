@@ -14,9 +14,12 @@ from dagserve.artifact import read_plan
 from dagserve.build.keys import file_digest
 from dagserve.errors import ArtifactError
 
+PIPE_WIDTH = 240
+"""Columns of a table that goes to a file or another program."""
 
-def verify_digests(artifact: Path) -> None:
-    """Compares every file with the digest taken at compile time, but for the weights, whose size alone is kept.
+
+def verify_digests(artifact: Path) -> int:
+    """Compares every file with the digest taken at compile time; returns how many there are.
 
     Raises:
         ArtifactError: a file has changed.
@@ -27,12 +30,15 @@ def verify_digests(artifact: Path) -> None:
         raise ArtifactError(
             f"{artifact}: changed since it was compiled: {', '.join(changed)}; compile the manifest again"
         )
+    return len(digests)
 
 
 def print_plan(artifact: Path, as_json: bool) -> None:
     """Prints an artifact's plan: as JSON, or as tables of nodes, tensors, packages, memory and descriptions."""
     plan = read_plan(artifact)
     console = Console(soft_wrap=True)
+    if not console.is_terminal:  # a pipe has no width: names stay whole
+        console.width = PIPE_WIDTH
     if as_json:
         console.print_json(json.dumps(plan))
         return

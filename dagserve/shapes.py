@@ -66,7 +66,7 @@ def parse_dim(text: str | int) -> Dim:
     """
     match = _DIM.fullmatch(str(text))
     if match is None:
-        raise ValueError(f"dimension {text!r} is not an integer, a symbol, or symbol+integer")
+        raise ValueError(f"dimension {text!r} is not an integer, a symbol, or symbol+integer; write one of these")
     number, symbol, add = match.groups()
     return Dim("", int(number)) if number else Dim(symbol, int(add or 0))
 
@@ -82,7 +82,7 @@ def parse_type(text: str) -> TensorType:
     """
     match = _TYPE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a tensor type such as i64[tokens] or f32[batch,2]")
+        raise ValueError(f"{text!r} is not a tensor type; write one such as i64[tokens] or f32[batch,2]")
     dtype, dims = match.groups()
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}: use one of {', '.join(DTYPES)}")

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 
 from dagserve.compiler import compile_manifest
+from dagserve.errors import DagserveError
 from demo.assets import Review, Unreachable, demo_model, demo_reviews
 
 MANIFEST = Path(__file__).parent.parent / "manifests" / "relevance.yaml"
@@ -102,9 +103,12 @@ def main() -> None:
         reviews = pick(demo_reviews(), arguments.reviews)
     except Unreachable as error:
         raise SystemExit(f"demo: {error}") from error
-    print(f"model: {Path(model).name}, {len(reviews)} human-rated reviews")
+    print(f"model: {model}, {len(reviews)} human-rated reviews")
     print("compiling manifests/relevance.yaml (a few minutes the first time)", flush=True)
-    result = compile_manifest(MANIFEST, {"model": model}, progress=report())
+    try:
+        result = compile_manifest(MANIFEST, {"model": model}, progress=report())
+    except DagserveError as error:
+        raise SystemExit(f"demo: {error}") from error
     print(
         f"{result.artifact}: {'up to date' if result.up_to_date else 'compiled'} in {result.seconds:.1f} s", flush=True
     )

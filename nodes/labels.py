@@ -77,7 +77,8 @@ class ResolveLabels:
         ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         if len(ids) != 1:
             raise InvalidRequest(
-                f"[resolve_labels] labels[{i}] is {len(ids)} tokens; a label must be exactly one token"
+                f"[resolve_labels] labels[{i}] is {len(ids)} tokens; a label must be exactly one token "
+                "(most words need a leading space)"
             )
         return ids[0]
 

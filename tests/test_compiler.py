@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from dagserve.build.package import compare, sizes_at
 from dagserve.compiler import compile_manifest
 from dagserve.engine import Engine, check_fingerprint
 from dagserve.errors import ArtifactError, BuildError, CheckpointError, ManifestError
+from dagserve.inspect import verify_digests
 
 ROOT = MANIFEST.parent.parent
 
@@ -269,3 +271,29 @@ def test_options_that_do_not_fit_the_tokenizer_are_a_build_error(
             tmp_path / "m.yaml", {"model": str(tiny_model)}, output=tmp_path / "artifact", cache=build_cache
         )
     assert not (tmp_path / "artifact").exists()
+
+
+def test_the_documented_plan_is_one() -> None:
+    """docs/plan.md's example, its comments taken out, satisfies the schema."""
+    schema = json.loads((ROOT / "schemas" / "artifact.schema.json").read_text())
+    found = re.search(r"```jsonc\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
+    assert found is not None
+    jsonschema.validate(json.loads(re.sub(r"(^|\s)//.*$", "", found[1], flags=re.MULTILINE)), schema)
+
+
+def test_another_device_is_refused(tmp_path: Path, relevance_artifact: Path) -> None:
+    manifest = edited(tmp_path, ("device: cpu", "device: cuda"))
+    with pytest.raises(BuildError, match="target `cpu`: device cuda is not built"):
+        compile_manifest(manifest)
+    with pytest.raises(ArtifactError, match="device cuda"):
+        check_fingerprint({**read_plan(relevance_artifact), "device": "cuda"})
+
+
+def test_verify_covers_every_file(tmp_path: Path, relevance_artifact: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(relevance_artifact, copy)
+    assert verify_digests(copy) == len(read_plan(copy)["files"])
+    with (copy / "weights.bin").open("r+b") as stream:
+        stream.write(b"\xff")
+    with pytest.raises(ArtifactError, match=r"weights\.bin"):
+        verify_digests(copy)

@@ -61,7 +61,7 @@ def test_capacities_are_bytes_at_the_bounds(graph: Graph) -> None:
     }
     offsets = {"query": 2 * 8, "items": 33 * 8, "labels": 17 * 8}
     assert {n: t.offsets_bytes(graph.bounds) for n, t in graph.tensors.items() if t.type.dtype == "text"} == offsets
-    assert graph.context_bytes == sum(t.capacity for t in graph.tensors.values()) + sum(offsets.values())
+    assert sum(graph.memory_bytes) == sum(t.capacity for t in graph.tensors.values()) + sum(offsets.values())
 
 
 def test_bounds_that_a_node_states(graph: Graph) -> None:

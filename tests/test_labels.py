@@ -21,6 +21,8 @@ BOUND = 4
 
 Run = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
+ONE_TOKEN = "a label must be exactly one token (most words need a leading space)"
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -80,10 +82,10 @@ def test_labels_become_ids(run: Run, inputs: Mapping[str, Any], ids: list[int]) 
         ({"labels": ["a"], "label_token_ids": [1]}, "labels and label_token_ids are both given; give one"),
         ({"labels": []}, "labels is empty; give at least one, or leave it out"),
         ({"label_token_ids": []}, "label_token_ids is empty; give at least one, or leave it out"),
-        ({"labels": ["a", "ab"]}, "labels[1] is 2 tokens; a label must be exactly one token"),
-        ({"labels": [""]}, "labels[0] is 0 tokens; a label must be exactly one token"),
-        ({"labels": ["<s>"]}, "labels[0] is 3 tokens; a label must be exactly one token"),
-        ({"labels": [" ye", "x" * 60]}, "labels[1] is 60 tokens; a label must be exactly one token"),
+        ({"labels": ["a", "ab"]}, f"labels[1] is 2 tokens; {ONE_TOKEN}"),
+        ({"labels": [""]}, f"labels[0] is 0 tokens; {ONE_TOKEN}"),
+        ({"labels": ["<s>"]}, f"labels[0] is 3 tokens; {ONE_TOKEN}"),
+        ({"labels": [" ye", "x" * 60]}, f"labels[1] is 60 tokens; {ONE_TOKEN}"),
         ({"labels": ["ab", b"a\xff"]}, "labels[1] is not valid UTF-8 at byte 1; send UTF-8 text"),
         ({"label_token_ids": [1, -1]}, "label_token_ids[1] is -1, outside the vocabulary; use 0 to 259"),
         ({"label_token_ids": [260]}, "label_token_ids[0] is 260, outside the vocabulary; use 0 to 259"),

@@ -11,6 +11,8 @@ from rich.table import Table
 from dagserve.bench.load import BenchResult, run_bench
 from dagserve.errors import DagserveError
 
+TABLE_WIDTH = 120
+
 
 def bench(
     url: str,
@@ -27,9 +29,11 @@ def bench(
         DagserveError: the request file cannot be read, or nothing answers.
     """
     result = run_bench(url, read_bodies(request), concurrency, requests, duration_s, warmup)
-    Console().print(result_table(result))
+    console = Console()
+    console.print(result_table(result), width=max(console.width, TABLE_WIDTH), crop=False, no_wrap=True)
     if json_path is not None:
-        json_path.write_text(json.dumps(result.to_json(), indent=1) + "\n")
+        values = {k: None if v != v else v for k, v in result.to_json().items()}  # no success: no latency
+        json_path.write_text(json.dumps(values, indent=1, allow_nan=False) + "\n")
     return 0 if result.qps > 0 else 1
 
 

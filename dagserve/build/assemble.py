@@ -93,9 +93,7 @@ def write_artifact(
     }
     (root / "manifest.yaml").write_text(graph.manifest.source.text)
     plan["files"] = {str(p.relative_to(root)): p.stat().st_size for p in sorted(root.rglob("*")) if p.is_file()}
-    plan["fingerprint"]["digests"] = {
-        name: file_digest(root / name) for name in plan["files"] if name != weights["path"]
-    }
+    plan["fingerprint"]["digests"] = {name: file_digest(root / name) for name in plan["files"]}
     (root / PLAN).write_text(json.dumps(plan, indent=1))
 
 
@@ -277,10 +275,7 @@ def _memory(graph: Graph, weights: Mapping[str, Any]) -> dict[str, int]:
 
     Workspaces of nodes and what packages allocate while they run come on top.
     """
-    in_slot = {spec.name for spec in graph.inputs} | set(graph.outputs.values())
-    sizes = {t.name: t.capacity + t.offsets_bytes(graph.bounds) for t in graph.tensors.values()}
-    slot = sum(sizes[name] for name in in_slot)
-    context = sum(sizes.values()) - slot
+    context, slot = graph.memory_bytes
     tiers, admission = graph.target.concurrency, graph.manifest.admission
     slots = 2 * tiers.in_flight + admission.max_queued
     total = context * tiers.contexts + slot * slots + weights["bytes"]

@@ -15,7 +15,7 @@ from dagserve.graph import Graph, build_graph
 from dagserve.manifest import read_manifest
 from dagserve.passes.contract import check_endpoint, check_values
 from dagserve.passes.definitions import load_definitions, resolve_interfaces, resolve_options
-from dagserve.passes.placement import check_operators, check_tiers, place_devices, plan_buffers
+from dagserve.passes.placement import check_match, check_operators, check_tiers, place_devices, plan_buffers
 from dagserve.passes.shapes import derive_bounds, unify_shapes
 from dagserve.passes.usage import check_unused
 from dagserve.passes.verify import PassError, verify
@@ -37,6 +37,7 @@ PASSES: tuple[Pass, ...] = (
     check_values,
     check_endpoint,
     place_devices,
+    check_match,
     check_tiers,
     check_operators,
     check_unused,

@@ -25,6 +25,18 @@ def place_devices(graph: Graph) -> Graph:
     return replace(graph, nodes=nodes, tensors=frozen(tensors))
 
 
+def check_match(graph: Graph) -> Graph:
+    """Only a CUDA device can be matched by name and compute capability."""
+    return graph.reporting(
+        [
+            graph.mistake(t.position, f"target `{t.name}` has `match` with `device: {t.device}`", fix, "match")
+            for t in graph.manifest.targets.values()
+            for fix in ["`match` chooses among cuda devices: remove it, or write `device: cuda`"]
+            if t.match and t.device != "cuda"
+        ]
+    )
+
+
 def check_tiers(graph: Graph) -> Graph:
     """On every target ``runners <= contexts <= in_flight``: the rest of a larger tier could never be used."""
     return graph.reporting([m for target in graph.manifest.targets.values() for m in _tier_mistakes(graph, target)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 from types import FrameType
@@ -26,10 +27,9 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """First signal: drain. Second: quit at once. Neither is raised again, so a drained server exits with 0."""
+        """First signal: drain, then exit with 0. Second: exit at once with 128 + the signal, connections cut."""
         if self._service.draining:
-            self.force_exit = self.should_exit = True
-            return
+            os._exit(128 + sig)
         self._service.draining = True
         # A handler runs between two steps of the loop, which must be woken to see a new task.
         asyncio.get_running_loop().call_soon_threadsafe(self._start_draining)
