@@ -69,7 +69,8 @@ class LabelsNode final : public CpuNode {
       tokenizer_.encode(labels.text(i), {}, workspace, sink);
       if (sink.count != 1)
         return status.fail(Code::invalid_request,
-                           "[resolve_labels] labels[%lld] is %lld tokens; a label must be exactly one token (most words need a leading space)",
+                           "[resolve_labels] labels[%lld] is %lld tokens; a label must be exactly one token "
+                           "(most words need a leading space)",
                            static_cast<long long>(i), static_cast<long long>(sink.count));
     }
     output.shape[0] = labels.rows();
