@@ -173,36 +173,31 @@ def graph(
 @app.command()
 def run(
     artifact: ArtifactPath,
-    request: Annotated[Path, typer.Option("--input", "-i", help="JSON object of inputs by name; - is standard input.")],
+    request: Annotated[
+        Path, typer.Option("--input", "-i", help="JSON body of a request, as over HTTP; - is standard input.")
+    ],
     reference: Annotated[bool, typer.Option("--reference", help="Use the Python artifact runtime instead.")] = False,
 ) -> None:
     """Run one request without a server and print the reply."""
     from dagserve.engine import Engine
 
     with _reporting():
-        inputs = _read_request(request)
+        content = _read_request(request)
         if reference:
             from dagserve.runtime import ReferenceRuntime
 
-            body = ReferenceRuntime(artifact).run(inputs)
+            body = ReferenceRuntime(artifact).run_body(content)
         else:
             with Engine.load(artifact) as engine:
-                body = engine.run(inputs)
+                body = engine.run_body(content)
     sys.stdout.buffer.write(body + b"\n")
 
 
-def _read_request(path: Path) -> dict[str, object]:
-    import orjson
-
+def _read_request(path: Path) -> bytes:
     try:
-        value = orjson.loads(sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes())
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise _fail(f"cannot read {path}: {error.strerror}", 2) from error
-    except orjson.JSONDecodeError as error:
-        raise _fail(f"{path} is not valid JSON: {error}", 2) from error
-    if not isinstance(value, dict):
-        raise _fail(f"{path} must hold a JSON object of inputs by name", 2)
-    return value
 
 
 @app.command()

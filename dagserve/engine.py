@@ -15,6 +15,7 @@ from dagserve import errors
 from dagserve._native import Runtime
 from dagserve.artifact import read_plan
 from dagserve.build.keys import host_isa
+from dagserve.endpoints import endpoint_of, native_endpoints
 from dagserve.errors import ArtifactError, RequestError
 from dagserve.shapes import parse_dim
 
@@ -26,6 +27,7 @@ _CODES: Sequence[type[RequestError]] = (
     errors.Cancelled,
     errors.Draining,
     errors.InternalError,
+    errors.UnknownModel,
 )
 """Error of each native status code."""
 
@@ -83,8 +85,8 @@ def native_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
 class Engine:
     """A loaded artifact. ``run`` blocks; ``submit`` is for one asyncio event loop; both are safe beside each other.
 
-    No Python runs between submitting and the reply: texts are copied into a native request slot, and native threads do
-    the rest.
+    No Python runs between submitting and the reply: a body is copied into a native request slot, and native threads
+    decode it, run the graph and write the reply.
     """
 
     def __init__(self, root: Path, plan: dict[str, Any], runtime: Runtime) -> None:
@@ -104,7 +106,7 @@ class Engine:
         check_fingerprint(plan)
         load_torch_libraries()
         try:
-            runtime = Runtime(native_plan(plan), str(artifact))
+            runtime = Runtime(native_plan(plan), str(artifact), native_endpoints(plan))
         except (RuntimeError, ValueError) as error:
             raise ArtifactError(str(error)) from error
         engine = Engine(artifact, plan, runtime)
@@ -138,10 +140,30 @@ class Engine:
         """Runs one request and returns the value of every tensor of the graph: numpy arrays, bytes for text."""
         return self._runtime.trace(dict(inputs))
 
+    def run_body(self, body: bytes) -> bytes:
+        """Runs one request given as the JSON body of the artifact's endpoint, as HTTP does. Blocks.
+
+        Without an endpoint the body is an object of inputs by name.
+
+        Raises:
+            RequestError: as :meth:`run`; also where the body is not JSON or a field is wrong.
+        """
+        return self._runtime.run_body(endpoint_of(self.plan), body)
+
+    @property
+    def body_limit(self) -> int:
+        """Largest body in bytes: every input full and every byte escaped, and room for the fields themselves."""
+        return self._runtime.body_limit
+
     async def submit(self, inputs: Mapping[str, object], deadline_s: float | None = None) -> bytes:
         """Like :meth:`run` without blocking the event loop. Cancelling the task cancels the request."""
-        loop = self._attach()
-        ticket = self._runtime.submit(dict(inputs), deadline_s)
+        return await self._reply(self._attach(), self._runtime.submit(dict(inputs), deadline_s))
+
+    async def submit_body(self, body: bytes, deadline_s: float | None = None) -> bytes:
+        """Like :meth:`run_body` without blocking the event loop. Cancelling the task cancels the request."""
+        return await self._reply(self._attach(), self._runtime.submit_body(endpoint_of(self.plan), body, deadline_s))
+
+    async def _reply(self, loop: asyncio.AbstractEventLoop, ticket: int) -> bytes:
         future: asyncio.Future[bytes] = loop.create_future()
         self._pending[ticket] = future
         try:

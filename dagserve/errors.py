@@ -67,6 +67,12 @@ class InvalidRequest(RequestError):
     kind = "invalid_request"
 
 
+class UnknownModel(RequestError):
+    """The request names a model that is not served here."""
+
+    kind = "model_not_found"
+
+
 class Overloaded(RequestError):
     """No permit came free within the bounded wait; try again later."""
 

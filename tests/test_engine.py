@@ -214,7 +214,7 @@ def test_every_request_of_a_storm_ends_once(load: Load) -> None:
     kinds = Counter(asyncio.run(storm()))
     assert kinds.total() == total
     assert set(kinds) <= {"bytes", "InvalidRequest", "Overloaded", "DeadlineExceeded", "CancelledError", "Cancelled"}
-    assert kinds["bytes"] > 100
+    assert kinds["bytes"] > 20
     assert engine.drain(60.0)
     stats = engine.stats()
     after = {k: v - before[k] for k, v in stats["counters"].items()}

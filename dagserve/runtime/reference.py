@@ -11,8 +11,10 @@ import numpy as np
 import torch
 
 from dagserve.artifact import read_plan
+from dagserve.endpoints import endpoint_of
 from dagserve.errors import InternalError, InvalidRequest, RequestError
 from dagserve.interface import REGISTERED
+from dagserve.runtime.request import decode_body
 from dagserve.shapes import parse_dim
 
 _NUMPY: Mapping[str, Any] = {"u8": np.uint8, "bool": np.bool_, "i32": np.int32, "i64": np.int64, "f32": np.float32}
@@ -47,6 +49,10 @@ class ReferenceRuntime:
         values = self.trace(inputs)
         response = next(o["tensor"] for o in self.plan["outputs"] if o["name"] == "response")
         return bytes(values[self.plan["tensors"][response]["name"]].tobytes())
+
+    def run_body(self, body: bytes) -> bytes:
+        """As :meth:`run`, for the JSON body of the artifact's endpoint."""
+        return self.run(decode_body(body, self.plan, endpoint_of(self.plan)))
 
     def trace(self, inputs: Mapping[str, object]) -> dict[str, Any]:
         """The value of every tensor of the graph: numpy arrays, ``str`` and ``list[str]``, None where absent."""

@@ -1,4 +1,4 @@
-"""The application: handlers only decode, submit and encode. Nothing here tokenizes or runs a model."""
+"""The application: handlers only read, submit and pass on. Nothing here decodes JSON, tokenizes or runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ from dagserve.server.errors import (
     on_request_error,
 )
 from dagserve.server.metrics import Metrics
-from dagserve.server.protocol import ErrorReply, ScoreReply, ScoreRequest, decode_score
+from dagserve.server.protocol import ErrorReply, ScoreReply, ScoreRequest
 
 DEADLINE_HEADER = "X-Request-Deadline-Ms"
 REQUEST_ID_HEADER = "X-Request-Id"
-ESCAPED_BYTE = 6
-"""Longest JSON form of one byte of text (``\\u0000``)."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +37,13 @@ class Backend(Protocol):
 
     plan: dict[str, Any]
 
-    async def submit(self, inputs: Mapping[str, object], deadline_s: float | None = None) -> bytes:
-        """The reply's body."""
+    @property
+    def body_limit(self) -> int:
+        """Largest body in bytes."""
+        ...
+
+    async def submit_body(self, body: bytes, deadline_s: float | None = None) -> bytes:
+        """The reply to the JSON body of a request."""
         ...
 
     def stats(self) -> Mapping[str, Any]:
@@ -54,14 +57,12 @@ class Service:
     def __init__(self, engine: Backend) -> None:
         self.engine = engine
         self.model: str = engine.plan["name"]
-        self.inputs = frozenset(spec["name"] for spec in engine.plan["inputs"])
         self.deadline_s: float = engine.plan["admission"]["deadline_ms"] / 1000
-        self.body_limit = body_limit(engine.plan)
         self.metrics = Metrics(engine.stats)
         self.draining = False
 
     async def score(self, request: Request) -> Response:
-        """Decodes a body, submits it, and passes the engine's bytes on."""
+        """Reads a body, submits it, and passes the engine's bytes on."""
         started = time.perf_counter()
         response = await self._answer(request)
         response.headers[REQUEST_ID_HEADER] = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
@@ -73,18 +74,18 @@ class Service:
         try:
             if self.draining:
                 raise Draining("the service is draining and takes no new requests")
-            inputs = decode_score(await read_body(request, self.body_limit), self.model, self.inputs)
-            body = await self._submit(request, inputs, read_deadline(request, self.deadline_s))
+            body = await read_body(request, self.engine.body_limit)
+            reply = await self._submit(request, body, read_deadline(request, self.deadline_s))
         except RequestError as error:
             return error_response(error)
         except Exception as error:  # whatever it is, the client gets a typed reply and the log the traceback
             _log.exception("a request failed unexpectedly")
             return error_response(InternalError(f"unexpected {type(error).__name__}; the server's log has more"))
-        return Response(body, media_type="application/json")
+        return Response(reply, media_type="application/json")
 
-    async def _submit(self, request: Request, inputs: Mapping[str, object], deadline_s: float) -> bytes:
+    async def _submit(self, request: Request, body: bytes, deadline_s: float) -> bytes:
         """Waits for the reply or for the client to leave, whichever is first."""
-        work = asyncio.ensure_future(self.engine.submit(inputs, deadline_s))
+        work = asyncio.ensure_future(self.engine.submit_body(body, deadline_s))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -100,12 +101,6 @@ class Service:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def body_limit(plan: Mapping[str, Any]) -> int:
-    """Largest body in bytes: every input full, every byte escaped, and room for the fields themselves."""
-    tensors = [plan["tensors"][spec["tensor"]] for spec in plan["inputs"]]
-    return 65536 + ESCAPED_BYTE * sum(int(t["capacity"]) for t in tensors)
 
 
 async def read_body(request: Request, limit: int) -> bytes:

@@ -14,12 +14,6 @@ from dagserve import errors
 from dagserve.errors import RequestError
 
 
-class UnknownModel(RequestError):
-    """The request names a model that is not served here."""
-
-    kind = "model_not_found"
-
-
 class TooLarge(RequestError):
     """The body is larger than any request that fits the bounds."""
 
@@ -43,7 +37,7 @@ class Reply:
 
 REPLIES: Mapping[type[RequestError], Reply] = {
     errors.InvalidRequest: Reply(400, "The request is wrong; the message names the field and the fix."),
-    UnknownModel: Reply(404, "The model is not served here, or the path does not exist."),
+    errors.UnknownModel: Reply(404, "The model is not served here, or the path does not exist."),
     TooLarge: Reply(413, "The body is larger than the bounds allow."),
     UnsupportedMediaType: Reply(415, "The body is not application/json."),
     errors.Overloaded: Reply(429, "Too many requests in flight and waiting.", retry_after_s=1),

@@ -45,6 +45,8 @@ class _EngineCollector(Collector):
         yield from _tiers(stats["tiers"])
         for name, value in stats["counters"].items():
             yield CounterMetricFamily(f"dagserve_requests_{name}", f"Requests {name}.", value=value)
+        seconds = stats["decode"]["seconds"]
+        yield CounterMetricFamily("dagserve_decode_seconds", "Seconds spent decoding bodies.", value=seconds)
         yield from _nodes(stats["nodes"])
 
 

@@ -27,8 +27,8 @@ namespace {
 }
 
 [[noreturn]] void raise(const Status& status) {
-  constexpr const char* kTypes[] = {"InternalError", "InvalidRequest", "Overloaded",   "DeadlineExceeded",
-                                    "Cancelled",     "Draining",       "InternalError"};
+  constexpr const char* kTypes[] = {"InternalError", "InvalidRequest", "Overloaded",    "DeadlineExceeded",
+                                    "Cancelled",     "Draining",       "InternalError", "UnknownModel"};
   raise(kTypes[static_cast<int>(status.code)], status.message, status.node);
 }
 
@@ -328,28 +328,13 @@ std::int64_t integer(const Place& place, nb::handle value, const Tensor& tensor)
   int overflow = 0;
   const bool whole = nb::isinstance<nb::int_>(value) && !nb::isinstance<nb::bool_>(value);
   const long long number = whole ? PyLong_AsLongLongAndOverflow(value.ptr(), &overflow) : 0;
-  const bool narrow = tensor.dtype == Dtype::i32 && (number < INT32_MIN || number > INT32_MAX);
-  const bool tiny = tensor.dtype == Dtype::u8 && (number < 0 || number > 255);
-  if (!whole || overflow != 0 || narrow || tiny)
+  if (!whole || overflow != 0 || !integer_fits(tensor.dtype, number))
     raise("InvalidRequest", place.text() + " must be an integer of type " + dtype_name(tensor.dtype));
   return number;
 }
 
-void store(Tensor& tensor, std::int64_t index, std::int64_t value) {
-  switch (tensor.dtype) {
-    case Dtype::i64:
-      tensor.as<std::int64_t>()[index] = value;
-      return;
-    case Dtype::i32:
-      tensor.as<std::int32_t>()[index] = static_cast<std::int32_t>(value);
-      return;
-    default:
-      tensor.as<std::uint8_t>()[index] = static_cast<std::uint8_t>(value);
-  }
-}
-
 void store_one(const Place& place, nb::handle value, Tensor& tensor, std::int64_t index) {
-  if (tensor.dtype != Dtype::f32) return store(tensor, index, integer(place, value, tensor));
+  if (tensor.dtype != Dtype::f32) return store_integer(tensor, index, integer(place, value, tensor));
   double number = 0;
   if (nb::isinstance<nb::bool_>(value) || !nb::try_cast<double>(value, number))
     raise("InvalidRequest", place.text() + " must be a number");
@@ -390,23 +375,6 @@ void fill_numbers(const std::string& name, nb::handle value, Tensor& tensor, std
     store_one({name, index}, item, tensor, index);
     ++index;
   }
-}
-
-void fill_default(const InputSpec& input, Tensor& tensor) {
-  if (tensor.dtype == Dtype::text) {
-    std::int64_t at = tensor.offsets[0] = 0;
-    for (std::size_t i = 0; i < input.texts.size(); ++i) {
-      std::memcpy(static_cast<char*>(tensor.data) + at, input.texts[i].data(), input.texts[i].size());
-      tensor.offsets[i + 1] = at += static_cast<std::int64_t>(input.texts[i].size());
-    }
-    if (tensor.rank == 1) tensor.shape[0] = static_cast<std::int64_t>(input.texts.size());
-    return;
-  }
-  for (std::size_t i = 0; i < input.integers.size(); ++i)
-    store(tensor, static_cast<std::int64_t>(i), input.integers[i]);
-  for (std::size_t i = 0; i < input.reals.size(); ++i) tensor.as<float>()[i] = static_cast<float>(input.reals[i]);
-  if (tensor.rank == 1)
-    tensor.shape[0] = static_cast<std::int64_t>(std::max(input.integers.size(), input.reals.size()));
 }
 
 void fill_input(const InputSpec& input, const nb::dict& values, Tensor& tensor, std::int64_t least = 1) {
@@ -462,6 +430,52 @@ nb::bytes body(const Slot& slot) {
   return nb::bytes(static_cast<const char*>(slot.response.data), static_cast<std::size_t>(slot.response.shape[0]));
 }
 
+FieldSpec parse_field(const Plan& plan, const nb::dict& dict) {
+  using Kind = FieldSpec::Kind;
+  constexpr std::pair<const char*, Kind> kKinds[] = {{"input", Kind::input},
+                                                     {"model", Kind::model},
+                                                     {"constant", Kind::constant},
+                                                     {"fixed", Kind::fixed},
+                                                     {"ignored", Kind::ignored}};
+  FieldSpec field;
+  field.path = get<std::string>(dict, "path");
+  const auto* const kind = std::ranges::find(kKinds, get<std::string>(dict, "kind"), [](auto& k) { return k.first; });
+  if (kind == std::end(kKinds)) throw std::invalid_argument("endpoint: unknown kind of field " + field.path);
+  field.kind = kind->second;
+  field.one_or_many = get<bool>(dict, "one_or_many");
+  field.expected = get<std::string>(dict, "expected");
+  field.reason = get<std::string>(dict, "reason");
+  if (field.kind != Kind::input) return field;
+  const auto input = std::ranges::find(plan.inputs, get<std::string>(dict, "input"), &InputSpec::name);
+  if (input == plan.inputs.end()) throw std::invalid_argument("endpoint: " + field.path + " is no input of the graph");
+  field.input = static_cast<int>(input - plan.inputs.begin());
+  return field;
+}
+
+std::vector<EndpointSpec> parse_endpoints(const Plan& plan, const nb::dict& endpoints) {
+  std::vector<EndpointSpec> result;
+  for (auto [name, fields] : endpoints) {
+    EndpointSpec endpoint{nb::cast<std::string>(name), {}};
+    for (nb::handle field : nb::cast<nb::list>(fields))
+      endpoint.fields.push_back(parse_field(plan, nb::cast<nb::dict>(field)));
+    result.push_back(std::move(endpoint));
+  }
+  return result;
+}
+
+Slot& reserve_body(Runtime& runtime, const std::string& endpoint, const nb::bytes& body) {
+  const int index = runtime.endpoint(endpoint);
+  if (index < 0) raise("InvalidRequest", "this service has no endpoint '" + endpoint + "'");
+  if (body.size() > body_limit(runtime.plan()))
+    raise("InvalidRequest", "the body is larger than " + std::to_string(body_limit(runtime.plan())) +
+                                " bytes; send fewer or shorter texts");
+  Status status;
+  Slot* slot = runtime.reserve(status);
+  if (slot == nullptr) raise(status);
+  runtime.set_body(*slot, index, {body.c_str(), body.size()});
+  return *slot;
+}
+
 Slot& reserve_filled(Runtime& runtime, const nb::dict& inputs) {
   Status status;
   Slot* slot = runtime.reserve(status);
@@ -484,23 +498,35 @@ Ticket submit(Runtime& runtime, const nb::dict& inputs, std::optional<double> de
   return runtime.start(slot, deadline_of(runtime, deadline_s), false);
 }
 
+Ticket submit_body(Runtime& runtime, const std::string& endpoint, const nb::bytes& content,
+                   std::optional<double> deadline_s) {
+  Slot& slot = reserve_body(runtime, endpoint, content);
+  return runtime.start(slot, deadline_of(runtime, deadline_s), false);
+}
+
 struct Release {
   Runtime& runtime;
   Slot& slot;
   ~Release() { runtime.release(slot); }
 };
 
-nb::bytes run(Runtime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
-  Slot& slot = reserve_filled(runtime, inputs);
-  const double deadline = deadline_s.value_or(runtime.plan().deadline_s);
+nb::bytes run_slot(Runtime& runtime, Slot& slot, double deadline_s) {
   {
     nb::gil_scoped_release released;
-    runtime.start(slot, deadline, true);
+    runtime.start(slot, deadline_s, true);
     runtime.wait(slot);
   }
   const Release release{runtime, slot};
   if (!slot.status.ok()) raise(slot.status);
   return body(slot);
+}
+
+nb::bytes run(Runtime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
+  return run_slot(runtime, reserve_filled(runtime, inputs), deadline_s.value_or(runtime.plan().deadline_s));
+}
+
+nb::bytes run_body(Runtime& runtime, const std::string& endpoint, const nb::bytes& content) {
+  return run_slot(runtime, reserve_body(runtime, endpoint, content), runtime.plan().deadline_s);
 }
 
 struct Copied {
@@ -590,6 +616,7 @@ nb::dict stats(const Runtime& runtime) {
   nb::dict counters;
   counters["admitted"] = now.counters.admitted;
   counters["completed"] = now.counters.completed;
+  counters["invalid"] = now.counters.invalid;
   counters["failed"] = now.counters.failed;
   counters["rejected"] = now.counters.rejected;
   counters["expired"] = now.counters.expired;
@@ -601,6 +628,10 @@ nb::dict stats(const Runtime& runtime) {
   result["packages"] = packages;
   result["counters"] = counters;
   result["nodes"] = nodes;
+  nb::dict decode;
+  decode["runs"] = now.decoded;
+  decode["seconds"] = static_cast<double>(now.decode_nanoseconds) * 1e-9;
+  result["decode"] = decode;
   if (allocations_counted()) result["allocations_between_nodes"] = now.allocations_between_nodes;
   return result;
 }
@@ -709,12 +740,16 @@ NB_MODULE(_native, m) {
   nb::class_<Runtime>(m, "Runtime")
       .def(
           "__init__",
-          [](Runtime* self, const nb::dict& plan, const std::string& root) {
+          [](Runtime* self, const nb::dict& plan, const std::string& root, const nb::dict& endpoints) {
             Plan parsed = parse_plan(plan, root);
+            std::vector<EndpointSpec> bodies = parse_endpoints(parsed, endpoints);
             nb::gil_scoped_release released;
-            new (self) Runtime(std::move(parsed));
+            new (self) Runtime(std::move(parsed), std::move(bodies));
           },
-          "plan"_a, "root"_a)
+          "plan"_a, "root"_a, "endpoints"_a)
+      .def("submit_body", &submit_body, "endpoint"_a, "body"_a, "deadline_s"_a = nb::none())
+      .def("run_body", &run_body, "endpoint"_a, "body"_a)
+      .def_prop_ro("body_limit", [](const Runtime& self) { return body_limit(self.plan()); })
       .def("submit", &submit, "inputs"_a, "deadline_s"_a = nb::none())
       .def("run", &run, "inputs"_a, "deadline_s"_a = nb::none())
       .def("trace", &trace, "inputs"_a)

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 #include "allocations.h"
@@ -30,15 +31,19 @@ Clock::time_point after(double seconds) {
 
 }  // namespace
 
-Runtime::Runtime(Plan plan) {
+Runtime::Runtime(Plan plan, std::vector<EndpointSpec> endpoints) : endpoints_(std::move(endpoints)) {
   loaded_.plan = std::move(plan);
   validate(loaded_.plan);
   load();
   make_slots();
   event_ = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   if (event_ < 0) throw std::runtime_error("[load] cannot create an eventfd");
-  for (int i = 0; i < loaded_.plan.contexts; ++i) contexts_.push_back(std::make_unique<Context>(loaded_));
-  for (auto& context : contexts_) threads_.emplace_back([this, &context] { serve_context(*context); });
+  for (int i = 0; i < loaded_.plan.contexts; ++i) {
+    contexts_.push_back(std::make_unique<Context>(loaded_));
+    decoders_.push_back(std::make_unique<RequestDecoder>(loaded_.plan, endpoints_));
+  }
+  for (std::size_t i = 0; i < contexts_.size(); ++i)
+    threads_.emplace_back([this, i] { serve_context(*contexts_[i], *decoders_[i]); });
   threads_.emplace_back([this] { watch_deadlines(); });
 }
 
@@ -62,7 +67,7 @@ std::size_t Runtime::slot_bytes() const {
   const Plan& plan = loaded_.plan;
   std::size_t bytes = tensor_bytes(plan, plan.tensors[plan.response]);
   for (const InputSpec& input : plan.inputs) bytes += tensor_bytes(plan, plan.tensors[input.tensor]);
-  return bytes;
+  return bytes;  // the body's buffer is not counted: pages of it that no body reaches take no memory
 }
 
 void Runtime::make_slots() {
@@ -74,6 +79,7 @@ void Runtime::make_slots() {
     auto slot = std::make_unique<Slot>();
     for (const InputSpec& input : plan.inputs)
       slot->inputs.push_back(make_tensor(plan, plan.tensors[input.tensor], *slot_memory_));
+    slot->body = std::make_unique_for_overwrite<char[]>(body_limit(plan) + kBodyPadding);
     slot->response = make_tensor(plan, plan.tensors[plan.response], *slot_memory_);
     slots_.push_back(std::move(slot));
     push(free_, i);
@@ -149,6 +155,7 @@ Slot* Runtime::reserve(Status& status) noexcept {
   slot.state = Slot::State::filling;
   slot.permit = permit;
   slot.cancelled = false;
+  slot.endpoint = -1;
   slot.status.clear();
   ++slot.generation;
   ++(permit ? permits_ : waiting_places_);
@@ -164,6 +171,18 @@ void Runtime::abandon(Slot& slot) noexcept {
   push(free_, index_of(slot));
   promote();
   idle_.notify_all();
+}
+
+int Runtime::endpoint(std::string_view name) const noexcept {
+  const auto found = std::ranges::find(endpoints_, name, &EndpointSpec::name);
+  return found == endpoints_.end() ? -1 : static_cast<int>(found - endpoints_.begin());
+}
+
+void Runtime::set_body(Slot& slot, int endpoint, std::string_view body) noexcept {
+  std::memcpy(slot.body.get(), body.data(), body.size());
+  std::memset(slot.body.get() + body.size(), 0, kBodyPadding);
+  slot.body_bytes = body.size();
+  slot.endpoint = endpoint;
 }
 
 Ticket Runtime::start(Slot& slot, double deadline_s, bool blocking) noexcept {
@@ -226,6 +245,10 @@ void Runtime::count(const Status& status) noexcept {
       return;
     case Code::overloaded:
       ++counters_.rejected;
+      return;
+    case Code::invalid_request:
+    case Code::unknown_model:
+      ++counters_.invalid;
       return;
     default:
       ++counters_.failed;
@@ -290,7 +313,14 @@ bool Runtime::cancel(Ticket ticket) noexcept {
   return true;
 }
 
-void Runtime::serve_context(Context& context) noexcept {
+void Runtime::decode(Slot& slot, RequestDecoder& decoder) noexcept {
+  const Clock::time_point started = Clock::now();
+  decoder.decode(slot.endpoint, {slot.body.get(), slot.body_bytes}, slot.inputs, slot.status);
+  decoded_.fetch_add(1, std::memory_order_relaxed);
+  decode_nanoseconds_.fetch_add((Clock::now() - started).count(), std::memory_order_relaxed);
+}
+
+void Runtime::serve_context(Context& context, RequestDecoder& decoder) noexcept {
   if (!loaded_.packages.empty()) torch_shim().prepare_thread();
   std::unique_lock lock(mutex_);
   while (true) {
@@ -302,7 +332,8 @@ void Runtime::serve_context(Context& context) noexcept {
     ++busy_contexts_;
     const std::int64_t allocated = thread_allocations();
     lock.unlock();
-    context.run(slot.inputs, slot.response, {slot.deadline, &slot.cancelled}, slot.status);
+    if (slot.endpoint >= 0) decode(slot, decoder);
+    if (slot.status.ok()) context.run(slot.inputs, slot.response, {slot.deadline, &slot.cancelled}, slot.status);
     if (slot.trace) slot.trace(context);
     lock.lock();
     --busy_contexts_;
@@ -362,6 +393,8 @@ Stats Runtime::stats() const noexcept {
   stats.in_flight = {loaded_.plan.in_flight, permits_, waiting_places_};
   stats.allocations_between_nodes = allocations_;
   for (const auto& node : loaded_.nodes) stats.allocations_between_nodes -= node->allocations.load();
+  stats.decoded = decoded_.load(std::memory_order_relaxed);
+  stats.decode_nanoseconds = decode_nanoseconds_.load(std::memory_order_relaxed);
   stats.contexts = {loaded_.plan.contexts, busy_contexts_, admitted_.size};
   for (const auto& package : loaded_.packages)
     stats.runners.push_back({package->pool().capacity(), package->pool().used(), package->pool().waiting()});

@@ -17,6 +17,7 @@
 
 #include "context.h"
 #include "dagserve/plan.h"
+#include "request_decoder.h"
 
 namespace dagserve {
 
@@ -25,6 +26,9 @@ struct Slot {
   enum class State : std::uint8_t { free, filling, waiting, admitted, running, done };
 
   std::vector<Tensor> inputs;
+  std::unique_ptr<char[]> body;  // JSON that a context decodes into the inputs; with kBodyPadding behind it
+  std::size_t body_bytes = 0;
+  int endpoint = -1;  // whose body it is; -1: the inputs are filled already
   Tensor response;
   Status status;
   State state = State::free;
@@ -50,6 +54,7 @@ struct SlotList {
 struct Counters {
   std::int64_t admitted = 0;   // got a permit
   std::int64_t completed = 0;  // replied with a result
+  std::int64_t invalid = 0;    // refused: the request itself is wrong
   std::int64_t failed = 0;     // ended in an error of a node
   std::int64_t rejected = 0;   // no place, or no permit within the wait
   std::int64_t expired = 0;    // deadline passed before the device
@@ -68,6 +73,8 @@ struct Stats {
   TierStats contexts;
   std::vector<TierStats> runners;              // by package
   std::int64_t allocations_between_nodes = 0;  // on context threads, outside nodes
+  std::int64_t decoded = 0;                    // bodies
+  std::int64_t decode_nanoseconds = 0;
 };
 
 using Ticket = std::uint64_t;
@@ -75,7 +82,7 @@ using Ticket = std::uint64_t;
 class Runtime {
  public:
   // Loads everything the plan names and starts the context threads. Throws std::runtime_error or std::invalid_argument.
-  explicit Runtime(Plan plan);
+  Runtime(Plan plan, std::vector<EndpointSpec> endpoints);
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
   ~Runtime();
@@ -87,6 +94,10 @@ class Runtime {
   Slot* reserve(Status& status) noexcept;
   // Gives a reserved slot back without running it.
   void abandon(Slot& slot) noexcept;
+  // The endpoint of that name, or -1.
+  int endpoint(std::string_view name) const noexcept;
+  // Gives a slot a body of at most body_limit(plan()) bytes; a context decodes it.
+  void set_body(Slot& slot, int endpoint, std::string_view body) noexcept;
   // Starts a filled slot.
   Ticket start(Slot& slot, double deadline_s, bool blocking) noexcept;
   // Blocks until a slot started with `blocking` is done.
@@ -101,7 +112,7 @@ class Runtime {
 
   int completion_fd() const { return event_; }
   Stats stats() const noexcept;
-  std::size_t context_bytes() const { return Context::bytes(loaded_); }
+  std::size_t context_bytes() const { return Context::bytes(loaded_) + RequestDecoder::bytes(loaded_.plan); }
   std::size_t slot_bytes() const;
   std::size_t slot_count() const { return slots_.size(); }
 
@@ -114,7 +125,8 @@ class Runtime {
  private:
   void load();
   void make_slots();
-  void serve_context(Context& context) noexcept;
+  void serve_context(Context& context, RequestDecoder& decoder) noexcept;
+  void decode(Slot& slot, RequestDecoder& decoder) noexcept;
   void watch_deadlines() noexcept;
   Clock::time_point expire(Clock::time_point now) noexcept;
   void expire_one(Slot& slot, Code code, const char* message) noexcept;
@@ -127,7 +139,9 @@ class Runtime {
   int index_of(const Slot& slot) const noexcept;
 
   LoadedPlan loaded_;
+  const std::vector<EndpointSpec> endpoints_;
   std::vector<std::unique_ptr<Context>> contexts_;
+  std::vector<std::unique_ptr<RequestDecoder>> decoders_;  // one a context
   std::unique_ptr<Arena> slot_memory_;
   std::vector<std::unique_ptr<Slot>> slots_;
   mutable std::mutex mutex_;
@@ -146,6 +160,8 @@ class Runtime {
   bool stopping_ = false;
   Counters counters_;
   std::int64_t allocations_ = 0;
+  std::atomic<std::int64_t> decoded_{0};
+  std::atomic<std::int64_t> decode_nanoseconds_{0};
   int event_ = -1;
   std::vector<std::thread> threads_;
 };

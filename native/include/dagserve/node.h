@@ -19,7 +19,7 @@ namespace dagserve {
 enum class Dtype : std::uint8_t { u8, boolean, i32, i64, f16, bf16, f32, text };
 
 // The closed set of request errors; dagserve/errors.py has the same names.
-enum class Code : std::uint8_t { ok, invalid_request, overloaded, deadline_exceeded, cancelled, draining, internal };
+enum class Code : std::uint8_t { ok, invalid_request, overloaded, deadline_exceeded, cancelled, draining, internal, unknown_model };
 
 // The outcome of a step. Lives in the context, so that failing allocates nothing.
 struct Status {

@@ -1,0 +1,122 @@
+"""A request's body as inputs of the graph: the readable form of ``native/src/request_decoder.cc``."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from dagserve.endpoints import MODEL, Field, fields_of
+from dagserve.errors import InvalidRequest, UnknownModel
+
+
+class _Members(list[tuple[str, Any]]):
+    """An object's members in order, duplicates included."""
+
+
+def decode_body(body: bytes, plan: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+    """The inputs a body stands for; those that it leaves out are absent.
+
+    Raises:
+        InvalidRequest: not JSON, or a field that is unknown, given twice, or of the wrong type.
+        UnknownModel: another model's name.
+    """
+    value = _parse(body)
+    if not isinstance(value, _Members):
+        raise InvalidRequest("the body must be a JSON object")
+    inputs: dict[str, Any] = {}
+    given: set[str] = set()
+    for path, item, field in _members(value, "", fields_of(plan, endpoint)):
+        if path in given:
+            raise InvalidRequest(f"{path} is given twice; give it once")
+        given.add(path)
+        if field.kind == "input":
+            _take(field, item, plan, inputs)
+        else:
+            _compare(field, item)
+    for spec in plan["inputs"]:
+        if spec["name"] not in inputs and not spec["optional"] and spec["default"] is None:
+            name = next((f.path for f in fields_of(plan, endpoint) if f.input == spec["name"]), spec["name"])
+            raise InvalidRequest(f"{name} is missing; give it")
+    return inputs
+
+
+def _parse(body: bytes) -> Any:
+    def refuse(text: str) -> NoReturn:
+        raise ValueError(f"{text} is not JSON")
+
+    try:
+        value = json.loads(body.decode("utf-8-sig"), object_pairs_hook=_Members, parse_constant=refuse)
+        json.dumps(value, ensure_ascii=False).encode()  # half of a surrogate pair does not encode
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    return value
+
+
+def _members(value: _Members, prefix: str, fields: Sequence[Field]) -> list[tuple[str, Any, Field]]:
+    found: list[tuple[str, Any, Field]] = []
+    for key, item in value:
+        path = prefix + key
+        exact = next((f for f in fields if f.path == path), None)
+        if exact is not None:
+            found.append((path, item, exact))
+        elif any(f.path.startswith(path + ".") for f in fields):
+            if isinstance(item, _Members):
+                found += _members(item, path + ".", fields)
+            elif item is not None:
+                raise InvalidRequest(f"{path} must be an object")
+        else:
+            close = difflib.get_close_matches(path, [f.path for f in fields], 1)
+            raise InvalidRequest(
+                f"unknown field {path!r}; " + (f"did you mean {close[0]!r}?" if close else "remove it")
+            )
+    return found
+
+
+def _compare(field: Field, value: Any) -> None:
+    if value is None or field.kind == "ignored":
+        return
+    if field.kind == "fixed":
+        raise InvalidRequest(f"{field.path} is fixed by this service's manifest; leave it out")
+    if field.kind == MODEL:
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{field.path} must be text")
+        if value != field.expected:
+            raise UnknownModel(f"model {value!r} is not served here; this is {field.expected!r}")
+        return
+    wanted = json.loads(field.expected)
+    if isinstance(value, bool) != isinstance(wanted, bool) or value != wanted:
+        raise InvalidRequest(f"{field.path} must be {field.expected}: {field.reason}")
+
+
+def _take(field: Field, value: Any, plan: Mapping[str, Any], inputs: dict[str, Any]) -> None:
+    spec = next(s for s in plan["inputs"] if s["name"] == field.input)
+    tensor = plan["tensors"][spec["tensor"]]
+    if value is None and (spec["optional"] or spec["default"] is not None):
+        return
+    if field.input in inputs:
+        raise InvalidRequest(f"{field.path} is given under two names; give one of them")
+    many = isinstance(value, list) and not isinstance(value, _Members)
+    if not tensor["shape"]:
+        _check(field.path, value, tensor["dtype"])
+    elif many:
+        for i, one in enumerate(value):
+            _check(f"{field.path}[{i}]", one, tensor["dtype"])
+    elif field.one_or_many and value is not None and not isinstance(value, _Members):
+        _check(field.path, value, tensor["dtype"])
+        value = [value]
+    else:
+        raise InvalidRequest(f"{field.path} must be a list")
+    inputs[field.input] = value
+
+
+def _check(place: str, value: Any, dtype: str) -> None:
+    kinds: Mapping[str, tuple[type, ...]] = {"text": (str,), "bool": (bool,), "f32": (int, float)}
+    wanted = {"text": "text", "bool": "true or false", "f32": "a number"}.get(dtype, "an integer")
+    good = isinstance(value, kinds.get(dtype, (int,))) and (dtype == "bool" or not isinstance(value, bool))
+    if dtype == "f32" and good:
+        good = math.isfinite(value) and abs(value) < 2.0**128 - 2.0**103
+    if not good:
+        raise InvalidRequest(f"{place} must be {wanted}")
