@@ -32,5 +32,6 @@ class CpuNode:
         inputs: Sequence[tuple[str, str, list[int], int]],
         outputs: Sequence[tuple[str, str, list[int], int]],
         root: str,
+        library: str = "",
     ) -> None: ...
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]: ...

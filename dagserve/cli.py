@@ -236,6 +236,14 @@ def bench(
         raise typer.Exit(run(url, request, concurrency, requests, duration, warmup, json_path))
 
 
+@app.command(name="include-dir")
+def include_dir() -> None:
+    """Print the folder of dagserve/cpu_node.h, for building CPU nodes of your own."""
+    from importlib.resources import files
+
+    typer.echo(files("dagserve") / "include")
+
+
 def main() -> None:
     """Entry point of the console command."""
     app()

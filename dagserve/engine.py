@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -16,7 +17,7 @@ from dagserve._native import Runtime
 from dagserve.artifact import read_plan
 from dagserve.build.keys import host_isa
 from dagserve.endpoints import endpoint_of, native_endpoints
-from dagserve.errors import ArtifactError, RequestError
+from dagserve.errors import ArtifactError, InvalidRequest, RequestError
 from dagserve.shapes import parse_dim
 
 _CODES: Sequence[type[RequestError]] = (
@@ -122,7 +123,9 @@ class Engine:
             if "when" in c
         }
         for value in (False, True) if choices else (None,):
-            self._runtime.run({**smallest_request(self.plan), **dict.fromkeys(choices, value)}, _WARM_UP_DEADLINE_S)
+            request = {**smallest_request(self.plan), **dict.fromkeys(choices, value)}
+            with contextlib.suppress(InvalidRequest):  # a node may want more than one short text
+                self._runtime.run(request, _WARM_UP_DEADLINE_S)
 
     def run(self, inputs: Mapping[str, object], deadline_s: float | None = None) -> bytes:
         """Runs one request and returns the bytes of its ``response``. Call it from any thread but an event loop's.

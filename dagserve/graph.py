@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
@@ -195,6 +197,11 @@ class Graph:
     def warnings(self) -> tuple[str, ...]:
         """What the manifest asks for and this version does not do."""
         found = [unsupported_device(self.target.device)] if self.target.device != BUILT_DEVICE else []
+        found += [
+            f"node `{node.name}` runs in Python: its requests wait for one lock; for prototypes, see docs/nodes.md"
+            for node in self.nodes
+            if runs_python(node)
+        ]
         validation = self.manifest.validation
         for name, value in (("metric", validation.metric), ("performance", validation.performance)):
             if value is not None:
@@ -236,6 +243,29 @@ def load_definition(op: str) -> type[NodeDefinition]:
         fix = sentence(f"use one of {', '.join(known)}" if known else "name a class", did_you_mean(name, known))
         raise ValueError(f"`{module_name}` has no node definition `{name}`; {fix}")
     return cast(type[NodeDefinition], found)
+
+
+def native_op(op: str) -> str:
+    """The registered name of a definition, however a manifest names it; any other op as it is."""
+    return next((name for name, path in REGISTERED.items() if op == path), op)
+
+
+def definition_file(node: GraphNode) -> Path:
+    """The file of a node's definition."""
+    assert node.definition is not None
+    return Path(inspect.getfile(node.definition)).resolve()
+
+
+def library_of(node: GraphNode) -> Path | None:
+    """The shared library that runs a cpu node, if it is one of the user's."""
+    name = getattr(node.definition, "library", None)
+    return definition_file(node).parent / name if name else None
+
+
+def runs_python(node: GraphNode) -> bool:
+    """Whether a cpu node's definition runs it itself, in Python."""
+    native = native_op(node.op) in REGISTERED or getattr(node.definition, "library", None)
+    return node.engine == "cpu" and not native
 
 
 def _is_definition(value: object) -> bool:

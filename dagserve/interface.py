@@ -70,7 +70,13 @@ class Interface:
 
 
 class NodeDefinition(Protocol):
-    """A class a manifest can name."""
+    """A class a manifest can name.
+
+    A cpu node whose class has ``library`` (a shared library's path, relative to the class's file) runs that library's
+    node of the name ``native_op`` (the class's name when left out); see ``cpu_node.h``. Without ``library`` it runs the
+    class itself under Python's lock: ``Class(config, root).run(inputs)`` returns its outputs by port, with text as
+    ``str`` and all else as numpy arrays. A ``configure(options, assets)`` may turn options into the ``config``.
+    """
 
     engine: ClassVar[str]
     """``cpu`` or ``aoti``."""
@@ -172,6 +178,9 @@ class Assets(Protocol):
 
     sizes: Mapping[str, int]
     """The bound of each definition-local symbol."""
+
+    request_inputs: Mapping[str, str]
+    """For each input port that reads a request input directly, that input's name: what messages should call it."""
 
     def tokenizer(self, spec: str) -> TokenizerFiles:
         """Puts a tokenizer into the artifact. ``spec`` is a ``tokenizer.json`` or anything ``checkpoint`` may be."""

@@ -161,6 +161,7 @@ class Tokenize:
             "truncate_fields": list(cuts) or None,
             "truncate_sides": [cut["side"] for cut in cuts.values()] or None,
             "truncate_tokens": [cut["max_tokens"] for cut in cuts.values()] or None,
+            "names": [assets.request_inputs.get(field, field) for field in _fields_of(segments)],
             "max_length": options["max_length"],
             "max_tokens": assets.sizes["T"],
         }
@@ -174,7 +175,8 @@ class Tokenize:
         """
         self._encoder = TextEncoder(root / config["tokenizer"])
         self._segments: Sequence[Mapping[str, str]] = config["template"]
-        self._fields = list(dict.fromkeys(s["field"] for s in self._segments if "field" in s))
+        self._fields = _fields_of(self._segments)
+        self._names = dict(zip(self._fields, config.get("names") or self._fields, strict=True))
         self._allowed = set(config.get("allow_added_tokens") or ())
         self._joint = bool(config.get("joint", 1))
         names = config.get("truncate_fields") or ()
@@ -200,8 +202,8 @@ class Tokenize:
         """
         fields = self._fields
         lists = [name for name in fields if not isinstance(inputs.get(name), str | bytes | None)]
-        rows = _check_rows(inputs, fields, lists)
-        texts = {name: utf8_texts("tokenize", name, inputs[name]) for name in fields}
+        rows = self._check_rows(inputs, lists)
+        texts = {name: utf8_texts("tokenize", self._names[name], inputs[name]) for name in fields}
         tokens: list[int] = []
         ends = [0]
         truncated: list[int] = []
@@ -214,7 +216,7 @@ class Tokenize:
             ]
             ids = [*self._before, *self._row(parts), *self._after]
             truncated.append(sum(part.removed for part in parts))
-            self._check_length(f"{lists[0]}[{row}]" if lists else fields[0], len(ids))
+            self._check_length(f"{self._names[lists[0]]}[{row}]" if lists else self._names[fields[0]], len(ids))
             tokens += ids
             ends.append(len(tokens))
         if self._max_tokens is not None and len(tokens) > self._max_tokens:
@@ -236,7 +238,7 @@ class Tokenize:
         if cut is None or len(ids) <= cut.most:
             return _Part(text, opened)
         if cut.side == "error":
-            place = name if row is None else f"{name}[{row}]"
+            place = self._names[name] if row is None else f"{self._names[name]}[{row}]"
             raise InvalidRequest(f"[tokenize] {place} has {len(ids)} tokens, over its {cut.most}; shorten it")
         kept = cut.apply(ids, self._encoder.decoding.begins_inside)
         left = self._encoder.decoding.text(kept, special=True, unknown=False)
@@ -260,6 +262,20 @@ class Tokenize:
             return part.ids
         return self._encoder.encode(part.text, [(0, len(part.text))] if part.opened else [])
 
+    def _check_rows(self, inputs: Mapping[str, Any], lists: Sequence[str]) -> int:
+        for port, name in self._names.items():
+            if inputs.get(port) is None:
+                raise InvalidRequest(f"[tokenize] {name} is missing; give it")
+            if port not in lists:
+                continue
+            first, count = len(inputs[lists[0]]), len(inputs[port])
+            if not count:
+                raise InvalidRequest(f"[tokenize] {name} is empty; give at least one text")
+            if count != first:
+                other = self._names[lists[0]]
+                raise InvalidRequest(f"[tokenize] {other} has {first} texts but {name} has {count}; give as many")
+        return len(inputs[lists[0]]) if lists else 1
+
     def _check_length(self, place: str, count: int) -> None:
         if count == 0:
             raise InvalidRequest(f"[tokenize] {place} has no tokens with the template; send some text")
@@ -270,18 +286,8 @@ class Tokenize:
             )
 
 
-def _check_rows(inputs: Mapping[str, Any], fields: Sequence[str], lists: Sequence[str]) -> int:
-    for name in fields:
-        if inputs.get(name) is None:
-            raise InvalidRequest(f"[tokenize] {name} is missing; give it")
-        if name not in lists:
-            continue
-        first, count = len(inputs[lists[0]]), len(inputs[name])
-        if not count:
-            raise InvalidRequest(f"[tokenize] {name} is empty; give at least one text")
-        if count != first:
-            raise InvalidRequest(f"[tokenize] {lists[0]} has {first} texts but {name} has {count}; give as many")
-    return len(inputs[lists[0]]) if lists else 1
+def _fields_of(segments: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(s["field"] for s in segments if "field" in s))
 
 
 def _refuse_split_normalizing(

@@ -41,7 +41,7 @@ def served(artifact: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("dagserve: relevance on http://127.0.0.1:"), process.stderr
+            assert " on http://127.0.0.1:" in line, process.stderr
             yield process, line.split()[-1]
         finally:
             process.kill()

@@ -79,7 +79,7 @@ class Scripted:
             "tiers": {"in_flight": tier},
             "counters": {"admitted": 3},
             "decode": {"runs": 1, "seconds": 0.25},
-            "nodes": {"n": {"runs": 2, "seconds": 0.5}},
+            "nodes": {"n": {"runs": 2, "seconds": 0.5, "engine": "cpu"}},
         }
 
 
@@ -347,7 +347,7 @@ def test_metrics_count_right(relevance_artifact: Path) -> None:
     assert samples["dagserve_http_requests_total", "200"] == 2
     assert samples["dagserve_http_requests_total", "400"] == 1
     assert samples["dagserve_http_request_seconds_count",] == 3
-    assert samples["dagserve_node_runs_total", "score"] == 2 + 2  # two of the warm-up
+    assert samples["dagserve_node_runs_total", "aoti", "score"] == 2 + 2  # two of the warm-up
     assert samples["dagserve_requests_completed_total",] == 2 + 2
     assert samples["dagserve_tier_capacity", "in_flight"] == 8
     assert samples["dagserve_tier_capacity", "contexts"] == 2

@@ -541,12 +541,12 @@ def damaged(tables: bytes) -> Iterator[tuple[str, bytes]]:
 def test_damaged_tables_are_refused(digits_case: Case, tmp_path: Path) -> None:
     for message, content in damaged((digits_case.folder / "tokenizer.bin").read_bytes()):
         (tmp_path / "tokenizer.bin").write_bytes(content)
-        with pytest.raises(RuntimeError, match=message):
+        with pytest.raises(ValueError, match=message):
             Case(tmp_path, b"", None).node()
 
 
 def test_absent_tables_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"cannot open .*tokenizer\.bin: No such file"):
+    with pytest.raises(ValueError, match=r"cannot open .*tokenizer\.bin: No such file"):
         Case(tmp_path, b"", None).node()
 
 

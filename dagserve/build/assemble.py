@@ -17,7 +17,7 @@ from dagserve.build.design import BuildDesign, NodeBuild, weights_name
 from dagserve.build.keys import digest, file_digest
 from dagserve.build.sources import import_tokenizer
 from dagserve.errors import BuildError
-from dagserve.graph import Graph, GraphNode
+from dagserve.graph import Graph, GraphNode, definition_file, library_of, native_op, runs_python
 from dagserve.interface import Call, Check, PackageSpec, Port, TokenizerFiles
 from dagserve.manifest import print_manifest
 from dagserve.shapes import Dim, TensorType
@@ -37,9 +37,19 @@ def artifact_key(graph: Graph, design: BuildDesign) -> str:
             graph.manifest.source.text,
             graph.target.name,
             [[b.node.name, b.source.digest] for b in design.nodes],
+            [[n.name, *map(file_digest, _own_files(n))] for n in graph.nodes],
             [design.code, dict(design.environment), design.tolerance, design.shapes],
         ]
     )
+
+
+def _own_files(node: GraphNode) -> list[Path]:
+    """Files outside this project that a cpu node is made of."""
+    library = library_of(node)
+    if library is not None and not library.is_file():
+        raise BuildError(f"node `{node.name}`: its library {library} is not there; build it first")
+    own = runs_python(node) or library is not None
+    return [*([library] if library else []), *([definition_file(node)] if own else [])]
 
 
 @dataclass
@@ -50,6 +60,7 @@ class ArtifactTokenizers:
     cache: BuildCache
     model_name: str
     sizes: Mapping[str, int] = field(default_factory=dict)
+    request_inputs: Mapping[str, str] = field(default_factory=dict)
 
     def tokenizer(self, spec: str) -> TokenizerFiles:
         """Writes the tables and the ``tokenizer.json`` they come from."""
@@ -216,12 +227,7 @@ def _node(
     }
     build = next((b for b in design.nodes if b.node.name == node.name), None)
     if build is None:
-        assets.sizes = {local: dim.size(graph.bounds) for local, dim in node.dims.items()}
-        definition: Any = node.definition
-        try:
-            return record | {"config": definition.configure(node.options, assets)}
-        except ValueError as error:
-            raise BuildError(f"node `{node.name}`: {error}") from error
+        return record | _cpu_node(graph, node, assets)
     names = [p["name"] for p in packages]
     locals_ = list(
         dict.fromkeys(o for c in build.spec.calls for o in (*c.inputs, *c.outputs) if o.startswith("local:"))
@@ -230,6 +236,26 @@ def _node(
         "checks": [_check(c, record) for c in build.spec.checks],
         "calls": [_call(c, build, record, names, locals_) for c in build.spec.calls],
     }
+
+
+def _cpu_node(graph: Graph, node: GraphNode, assets: ArtifactTokenizers) -> dict[str, Any]:
+    """What a cpu node's record has beside its ports: its config, and what runs it where that is not dagserve itself."""
+    assets.sizes = {local: dim.size(graph.bounds) for local, dim in node.dims.items()}
+    assets.request_inputs = {p: t for p, t in node.inputs.items() if not graph.tensors[t].node}
+    configure = getattr(node.definition, "configure", None)
+    try:
+        config = dict(node.options) if configure is None else configure(node.options, assets)
+    except ValueError as error:
+        raise BuildError(f"node `{node.name}`: {error}") from error
+    record: dict[str, Any] = {"op": native_op(node.op), "config": config}
+    if runs_python(node):
+        return record | {"python": True}
+    if (library := library_of(node)) is None:
+        return record
+    (assets.root / "nodes").mkdir(exist_ok=True)
+    shutil.copyfile(library, assets.root / "nodes" / library.name)
+    name = getattr(node.definition, "native_op", None) or node.op.rpartition(":")[2]
+    return record | {"library": f"nodes/{library.name}", "native_op": name}
 
 
 def _check(check: Check, node: Mapping[str, Any]) -> dict[str, Any]:

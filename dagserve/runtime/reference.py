@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dagserve._native import CpuNode
 from dagserve.artifact import read_plan
 from dagserve.endpoints import endpoint_of
 from dagserve.errors import InternalError, InvalidRequest, RequestError
@@ -38,7 +39,9 @@ class ReferenceRuntime:
         self._bounds = {s["name"]: s["bound"] for s in self.plan["symbols"]}
         self._weights = _map_weights(artifact, self.plan["weights"])
         self._packages = [_load_package(artifact, p, self._weights) for p in self.plan["packages"]]
-        self._cpu = {n["name"]: _make_cpu_node(n, artifact) for n in self.plan["nodes"] if n["engine"] == "cpu"}
+        self._cpu = {
+            n["name"]: _make_cpu_node(self.plan, n, artifact) for n in self.plan["nodes"] if n["engine"] == "cpu"
+        }
 
     def run(self, inputs: Mapping[str, object]) -> bytes:
         """The bytes of the request's ``response``.
@@ -222,6 +225,8 @@ def _operand(operand: Mapping[str, Any], request: _Request, kept: Mapping[int, t
 
 
 def _map_weights(root: Path, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    if not weights["bytes"]:
+        return {}
     mapped = np.memmap(root / weights["path"], dtype=np.uint8, mode="c")
     return {
         name: torch.from_numpy(mapped[e["offset"] : e["offset"] + e["bytes"]])
@@ -238,9 +243,21 @@ def _load_package(root: Path, package: Mapping[str, Any], weights: Mapping[str, 
     return runner
 
 
-def _make_cpu_node(node: Mapping[str, Any], root: Path) -> Any:
+def _make_cpu_node(plan: Mapping[str, Any], node: Mapping[str, Any], root: Path) -> Any:
     module, _, name = REGISTERED.get(node["op"], node["op"]).partition(":")
     try:
-        return getattr(importlib.import_module(module), name)(node["config"], root)
+        definition = getattr(importlib.import_module(module), name)
+        if hasattr(definition, "run") or "library" not in node:
+            return definition(node["config"], root)
     except (ImportError, AttributeError) as error:
         raise InternalError(f"no Python reference for {node['op']}: {error}", node["name"]) from error
+    bounds = {s["name"]: s["bound"] for s in plan["symbols"]}
+    inputs, outputs = (
+        [_native_port(p, plan["tensors"][t], bounds) for p, t in node[side].items() if t is not None]
+        for side in ("inputs", "outputs")
+    )
+    return CpuNode(node["native_op"], node["config"], inputs, outputs, str(root), str(root / node["library"]))
+
+
+def _native_port(name: str, tensor: Mapping[str, Any], bounds: Mapping[str, int]) -> tuple[str, str, list[int], int]:
+    return name, tensor["dtype"], [parse_dim(d).size(bounds) for d in tensor["shape"]], tensor["capacity"]

@@ -59,10 +59,10 @@ def _tiers(tiers: Mapping[str, Mapping[str, int]]) -> Iterable[Metric]:
 
 
 def _nodes(nodes: Mapping[str, Mapping[str, Any]]) -> Iterable[Metric]:
-    runs = CounterMetricFamily("dagserve_node_runs", "Runs of each node.", labels=["node"])
-    seconds = CounterMetricFamily("dagserve_node_seconds", "Seconds spent in each node.", labels=["node"])
+    runs = CounterMetricFamily("dagserve_node_runs", "Runs of each node.", labels=["node", "engine"])
+    seconds = CounterMetricFamily("dagserve_node_seconds", "Seconds spent in each node.", labels=["node", "engine"])
     for name, values in nodes.items():
-        runs.add_metric([name], values["runs"])
-        seconds.add_metric([name], values["seconds"])
+        runs.add_metric([name, values["engine"]], values["runs"])
+        seconds.add_metric([name, values["engine"]], values["seconds"])
     yield runs
     yield seconds

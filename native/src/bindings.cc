@@ -32,6 +32,8 @@ namespace {
   raise(kTypes[static_cast<int>(status.code)], status.message, status.node);
 }
 
+extern const dagserve_cpu_node kPythonNode;
+
 // ---- plan ----------------------------------------------------------------------------------------------------------
 
 Dtype parse_dtype(const std::string& name) {
@@ -57,45 +59,20 @@ std::vector<Dim> parse_dims(nb::handle dims) {
 
 int index_or_none(nb::handle value) { return value.is_none() ? -1 : nb::cast<int>(value); }
 
-Value parse_value(const std::string& key, nb::handle value, const std::vector<std::string>& ports) {
-  if (nb::isinstance<nb::bool_>(value) || nb::isinstance<nb::int_>(value)) return nb::cast<std::int64_t>(value);
-  if (nb::isinstance<nb::float_>(value)) return nb::cast<double>(value);
-  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
-  if (!nb::isinstance<nb::list>(value))
-    throw std::invalid_argument("plan: node option " + key + " has a type nodes do not take");
-  const auto list = nb::cast<nb::list>(value);
-  if (list.size() > 0 && nb::isinstance<nb::str>(list[0])) return nb::cast<std::vector<std::string>>(list);
-  if (list.size() == 0 || !nb::isinstance<nb::dict>(list[0])) return nb::cast<std::vector<std::int64_t>>(list);
-  std::vector<Segment> segments;
-  for (nb::handle item : list) {
-    const auto part = nb::cast<nb::dict>(item);
-    Segment segment;
-    if (part.contains("literal")) {
-      segment.literal = get<std::string>(part, "literal");
-    } else {
-      const auto found = std::ranges::find(ports, get<std::string>(part, "field"));
-      if (found == ports.end()) throw std::invalid_argument("plan: a template names a field that is not an input");
-      segment.input = static_cast<int>(found - ports.begin());
-    }
-    segments.push_back(std::move(segment));
-  }
-  return segments;
-}
-
-std::vector<std::pair<std::string, Value>> parse_options(const nb::dict& options,
-                                                         const std::vector<std::string>& ports) {
-  std::vector<std::pair<std::string, Value>> values;
-  for (auto [key, value] : options)
-    if (!value.is_none())
-      values.emplace_back(nb::cast<std::string>(key), parse_value(nb::cast<std::string>(key), value, ports));
-  return values;
-}
-
-void parse_ports(const nb::dict& ports, std::vector<std::string>& names, std::vector<int>& tensors) {
+std::vector<int> parse_ports(const nb::dict& ports, const Plan& plan, std::vector<PortSpec>& specs) {
+  std::vector<int> tensors;
   for (auto [name, tensor] : ports) {
-    names.push_back(nb::cast<std::string>(name));
-    tensors.push_back(index_or_none(tensor));
+    const int index = index_or_none(tensor);
+    const bool known = index >= 0 && static_cast<std::size_t>(index) < plan.tensors.size();
+    tensors.push_back(index);
+    specs.push_back({nb::cast<std::string>(name), known ? plan.tensors[index].name : "",
+                     known ? describe_tensor(plan, plan.tensors[index]) : Tensor{.present = false}});
   }
+  return tensors;
+}
+
+std::string json_of(nb::handle value) {
+  return nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(value));
 }
 
 Operand parse_operand(const nb::dict& dict) {
@@ -139,19 +116,15 @@ CheckSpec parse_check(const nb::dict& dict) {
 NodeSpec parse_node(const Plan& plan, const nb::dict& dict) {
   NodeSpec node;
   node.name = get<std::string>(dict, "name");
-  node.op = get<std::string>(dict, "op");
   node.aoti = get<std::string>(dict, "engine") == "aoti";
-  parse_ports(get<nb::dict>(dict, "inputs"), node.config.inputs, node.inputs);
-  parse_ports(get<nb::dict>(dict, "outputs"), node.config.outputs, node.outputs);
+  node.config.op = get<std::string>(dict, "op");
   node.config.root = plan.root;
-  if (dict.contains("config")) node.config.values = parse_options(get<nb::dict>(dict, "config"), node.config.inputs);
-  const auto describe = [&](int index) {
-    return index < 0 || static_cast<std::size_t>(index) >= plan.tensors.size()
-               ? Tensor{.present = false}
-               : describe_tensor(plan, plan.tensors[index]);
-  };
-  for (int index : node.inputs) node.config.input_bounds.push_back(describe(index));
-  for (int index : node.outputs) node.config.output_bounds.push_back(describe(index));
+  node.inputs = parse_ports(get<nb::dict>(dict, "inputs"), plan, node.config.inputs);
+  node.outputs = parse_ports(get<nb::dict>(dict, "outputs"), plan, node.config.outputs);
+  if (dict.contains("config")) node.config.options = json_of(dict["config"]);
+  if (dict.contains("native_op")) node.config.op = get<std::string>(dict, "native_op");
+  if (dict.contains("library")) node.library = plan.root + "/" + get<std::string>(dict, "library");
+  if (dict.contains("python") && get<bool>(dict, "python")) node.foreign = &kPythonNode;
   if (dict.contains("checks"))
     for (nb::handle check : get<nb::list>(dict, "checks"))
       node.checks.push_back(parse_check(nb::cast<nb::dict>(check)));
@@ -424,7 +397,122 @@ nb::object python_value(const Tensor& tensor) {
   return nb::object(rows);
 }
 
+// ---- nodes in Python -----------------------------------------------------------------------------------------------
+
+// A node whose definition runs in Python, under the interpreter's lock: for prototypes.
+struct PythonNode {
+  nb::object self;
+  std::vector<std::string> inputs;
+  std::vector<std::string> outputs;
+};
+
+// A tensor as a definition's `run` takes it: text as str, everything else as a numpy array.
+nb::object definition_value(const Tensor& tensor) {
+  if (!tensor.present || tensor.dtype != Dtype::text) return python_value(tensor);
+  nb::list rows;
+  for (std::int64_t row = 0; row < tensor.rows(); ++row) {
+    const std::string_view text = tensor.text(row);
+    rows.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), std::ssize(text), "surrogatepass")));
+  }
+  return tensor.rank == 0 ? nb::object(rows[0]) : nb::object(rows);
+}
+
+void take_output(const std::string& name, nb::handle value, Tensor& tensor) {
+  Array array;
+  if (tensor.dtype == Dtype::text) {
+    fill_text(name, value, tensor, 0);
+  } else if (nb::try_cast<Array>(value, array)) {
+    fill_array(name, array, tensor);
+  } else {
+    throw std::invalid_argument(name + " must be a numpy array of type " + dtype_name(tensor.dtype));
+  }
+}
+
+void run_python(const PythonNode& node, std::span<const Tensor> inputs, std::span<Tensor> outputs) {
+  nb::dict given;
+  for (std::size_t i = 0; i < inputs.size(); ++i) given[node.inputs[i].c_str()] = definition_value(inputs[i]);
+  const auto results = nb::cast<nb::dict>(node.self.attr("run")(given));
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const nb::str key(node.outputs[i].c_str());
+    if (!results.contains(key)) throw std::invalid_argument("run() returned no output " + node.outputs[i]);
+    take_output(node.outputs[i], results[key], outputs[i]);
+  }
+}
+
+// An exception's class and text as a status: a request's fault where it is an InvalidRequest.
+void fail_with(const nb::python_error& error, const char* op, Status& status) {
+  const bool invalid = error.matches(nb::module_::import_("dagserve.errors").attr("InvalidRequest"));
+  const auto text = nb::cast<std::string>(nb::str(error.value()));
+  const auto type = nb::cast<std::string>(error.type().attr("__name__"));
+  if (invalid) return status.fail(Code::invalid_request, "%s", text.c_str());
+  status.fail(Code::internal, "[%s] %s: %s", op, type.c_str(), text.c_str());
+}
+
+template <class Work>
+void reporting(const char* op, dagserve_status* result, Work work) {
+  Status& status = *reinterpret_cast<Status*>(result);
+  try {
+    work();
+  } catch (const nb::python_error& error) {
+    fail_with(error, op, status);
+  } catch (const std::exception& error) {
+    status.fail(Code::internal, "[%s] %s", op, error.what());
+  }
+}
+
+nb::object import_definition(const std::string& module) {
+  try {
+    return nb::module_::import_(module.c_str());
+  } catch (const nb::python_error& error) {
+    throw std::runtime_error("cannot import " + module + " (" + nb::cast<std::string>(nb::str(error.value())) +
+                             "); install it where the artifact is served, or set PYTHONPATH");
+  }
+}
+
+nb::object make_definition(const dagserve_config& config) {
+  const std::string op = config.op;
+  const std::size_t colon = op.find(':');
+  const nb::object cls = import_definition(op.substr(0, colon)).attr(op.substr(colon + 1).c_str());
+  const nb::object options = nb::module_::import_("json").attr("loads")(config.options);
+  return cls(options, nb::module_::import_("pathlib").attr("Path")(config.root));
+}
+
+const dagserve_cpu_node kPythonNode = {
+    "python",
+    [](const dagserve_config* config, dagserve_status* status) -> void* {
+      const nb::gil_scoped_acquire locked;
+      auto node = std::make_unique<PythonNode>();
+      reporting(config->op, status, [&] { node->self = make_definition(*config); });
+      if (status->code != DAGSERVE_OK) return nullptr;
+      for (std::size_t i = 0; i < config->input_count; ++i) node->inputs.emplace_back(config->inputs[i].name);
+      for (std::size_t i = 0; i < config->output_count; ++i) node->outputs.emplace_back(config->outputs[i].name);
+      return node.release();
+    },
+    [](void* node) {
+      const nb::gil_scoped_acquire locked;
+      delete static_cast<PythonNode*>(node);
+    },
+    [](const void*) { return std::size_t{0}; },
+    [](const void* node, const dagserve_tensor* inputs, std::size_t input_count, dagserve_tensor* outputs,
+       std::size_t output_count, void*, std::size_t, dagserve_status* status) {
+      const nb::gil_scoped_acquire locked;
+      reporting("python", status, [&] {
+        run_python(*static_cast<const PythonNode*>(node), {reinterpret_cast<const Tensor*>(inputs), input_count},
+                   {reinterpret_cast<Tensor*>(outputs), output_count});
+      });
+    },
+};
+
 // ---- runtime -------------------------------------------------------------------------------------------------------
+
+// Ends its threads without holding the interpreter's lock, for which a node in Python may be waiting.
+struct PythonRuntime : Runtime {
+  using Runtime::Runtime;
+  ~PythonRuntime() {
+    const nb::gil_scoped_release released;
+    stop();
+  }
+};
 
 nb::bytes body(const Slot& slot) {
   return nb::bytes(static_cast<const char*>(slot.response.data), static_cast<std::size_t>(slot.response.shape[0]));
@@ -463,7 +551,7 @@ std::vector<EndpointSpec> parse_endpoints(const Plan& plan, const nb::dict& endp
   return result;
 }
 
-Slot& reserve_body(Runtime& runtime, const std::string& endpoint, const nb::bytes& body) {
+Slot& reserve_body(PythonRuntime& runtime, const std::string& endpoint, const nb::bytes& body) {
   const int index = runtime.endpoint(endpoint);
   if (index < 0) raise("InvalidRequest", "this service has no endpoint '" + endpoint + "'");
   if (body.size() > body_limit(runtime.plan()))
@@ -476,7 +564,7 @@ Slot& reserve_body(Runtime& runtime, const std::string& endpoint, const nb::byte
   return *slot;
 }
 
-Slot& reserve_filled(Runtime& runtime, const nb::dict& inputs) {
+Slot& reserve_filled(PythonRuntime& runtime, const nb::dict& inputs) {
   Status status;
   Slot* slot = runtime.reserve(status);
   if (slot == nullptr) raise(status);
@@ -489,28 +577,28 @@ Slot& reserve_filled(Runtime& runtime, const nb::dict& inputs) {
   return *slot;
 }
 
-double deadline_of(const Runtime& runtime, std::optional<double> deadline_s) {
+double deadline_of(const PythonRuntime& runtime, std::optional<double> deadline_s) {
   return std::min(deadline_s.value_or(runtime.plan().deadline_s), runtime.plan().deadline_s);
 }
 
-Ticket submit(Runtime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
+Ticket submit(PythonRuntime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
   Slot& slot = reserve_filled(runtime, inputs);
   return runtime.start(slot, deadline_of(runtime, deadline_s), false);
 }
 
-Ticket submit_body(Runtime& runtime, const std::string& endpoint, const nb::bytes& content,
+Ticket submit_body(PythonRuntime& runtime, const std::string& endpoint, const nb::bytes& content,
                    std::optional<double> deadline_s) {
   Slot& slot = reserve_body(runtime, endpoint, content);
   return runtime.start(slot, deadline_of(runtime, deadline_s), false);
 }
 
 struct Release {
-  Runtime& runtime;
+  PythonRuntime& runtime;
   Slot& slot;
   ~Release() { runtime.release(slot); }
 };
 
-nb::bytes run_slot(Runtime& runtime, Slot& slot, double deadline_s) {
+nb::bytes run_slot(PythonRuntime& runtime, Slot& slot, double deadline_s) {
   {
     nb::gil_scoped_release released;
     runtime.start(slot, deadline_s, true);
@@ -521,11 +609,11 @@ nb::bytes run_slot(Runtime& runtime, Slot& slot, double deadline_s) {
   return body(slot);
 }
 
-nb::bytes run(Runtime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
+nb::bytes run(PythonRuntime& runtime, const nb::dict& inputs, std::optional<double> deadline_s) {
   return run_slot(runtime, reserve_filled(runtime, inputs), deadline_s.value_or(runtime.plan().deadline_s));
 }
 
-nb::bytes run_body(Runtime& runtime, const std::string& endpoint, const nb::bytes& content) {
+nb::bytes run_body(PythonRuntime& runtime, const std::string& endpoint, const nb::bytes& content) {
   return run_slot(runtime, reserve_body(runtime, endpoint, content), runtime.plan().deadline_s);
 }
 
@@ -549,7 +637,7 @@ Copied copy_tensor(const Tensor& tensor) {
   return copy;
 }
 
-nb::dict trace(Runtime& runtime, const nb::dict& inputs) {
+nb::dict trace(PythonRuntime& runtime, const nb::dict& inputs) {
   std::vector<Copied> copies;
   Slot& slot = reserve_filled(runtime, inputs);
   slot.trace = [&copies](const Context& context) {
@@ -571,7 +659,7 @@ nb::dict trace(Runtime& runtime, const nb::dict& inputs) {
   return result;
 }
 
-nb::list completions(Runtime& runtime) {
+nb::list completions(PythonRuntime& runtime) {
   nb::list result;
   while (Slot* slot = runtime.next_completion()) {
     const Release release{runtime, *slot};
@@ -594,12 +682,12 @@ nb::dict node_stats(const LoadedNode& node) {
   nb::dict result;
   result["runs"] = node.runs.load();
   result["seconds"] = static_cast<double>(node.nanoseconds.load()) * 1e-9;
-  result["engine"] = node.cpu ? "cpu" : "aoti";
+  result["engine"] = node.spec->foreign ? "python" : node.cpu ? "cpu" : "aoti";
   if (allocations_counted()) result["allocations"] = node.allocations.load();
   return result;
 }
 
-nb::dict stats(const Runtime& runtime) {
+nb::dict stats(const PythonRuntime& runtime) {
   const Stats now = runtime.stats();
   nb::dict tiers;
   tiers["in_flight"] = tier(now.in_flight);
@@ -636,7 +724,7 @@ nb::dict stats(const Runtime& runtime) {
   return result;
 }
 
-nb::dict memory(const Runtime& runtime) {
+nb::dict memory(const PythonRuntime& runtime) {
   nb::dict result;
   result["context"] = runtime.context_bytes();
   result["slot"] = runtime.slot_bytes();
@@ -646,17 +734,16 @@ nb::dict memory(const Runtime& runtime) {
 
 // ---- one CPU node, for tests and tools -----------------------------------------------------------------------------
 
-using PortSpec = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::int64_t>;
+using PortBounds = std::tuple<std::string, std::string, std::vector<std::int64_t>, std::int64_t>;
 
 class NodeRunner {
  public:
-  NodeRunner(const std::string& op, const nb::dict& options, const std::vector<PortSpec>& inputs,
-             const std::vector<PortSpec>& outputs, const std::string& root) {
-    for (const PortSpec& port : inputs) add(port, plan_.inputs, config_.inputs, config_.input_bounds);
-    for (const PortSpec& port : outputs) add(port, outputs_, config_.outputs, config_.output_bounds);
-    config_.root = root;
-    config_.values = parse_options(options, config_.inputs);
-    node_ = make_cpu_node(op, config_);
+  NodeRunner(const std::string& op, const nb::dict& options, const std::vector<PortBounds>& inputs,
+             const std::vector<PortBounds>& outputs, const std::string& root, const std::string& library) {
+    NodeConfig config{.op = op, .root = root, .options = json_of(options), .inputs = {}, .outputs = {}};
+    for (const PortBounds& port : inputs) add(port, plan_.inputs, config.inputs);
+    for (const PortBounds& port : outputs) add(port, outputs_, config.outputs);
+    node_ = std::make_unique<LoadedCpuNode>(find_cpu_node(op, library), config);
     bytes_ = node_->workspace_bytes() + 64;
     for (const TensorSpec& spec : plan_.tensors) bytes_ += tensor_bytes(plan_, spec) + 64;
   }
@@ -687,8 +774,7 @@ class NodeRunner {
   }
 
  private:
-  void add(const PortSpec& port, std::vector<InputSpec>& ports, std::vector<std::string>& names,
-           std::vector<Tensor>& bounds) {
+  void add(const PortBounds& port, std::vector<InputSpec>& ports, std::vector<PortSpec>& specs) {
     const auto& [name, dtype, shape, capacity] = port;
     TensorSpec spec{name, parse_dtype(dtype), {}, capacity};
     for (std::int64_t size : shape) spec.shape.push_back({-1, size});
@@ -698,8 +784,7 @@ class NodeRunner {
     input.optional = true;
     plan_.tensors.push_back(spec);
     ports.push_back(input);
-    names.push_back(name);
-    bounds.push_back(describe_tensor(plan_, spec));
+    specs.push_back({name, name, describe_tensor(plan_, spec)});
   }
 
   // Buffers of one call, kept for the next: as a context's, they are ready before a request comes.
@@ -727,8 +812,7 @@ class NodeRunner {
 
   Plan plan_;
   std::vector<InputSpec> outputs_;
-  Config config_;
-  std::unique_ptr<CpuNode> node_;
+  std::unique_ptr<LoadedCpuNode> node_;
   std::size_t bytes_ = 0;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Arena>> idle_;
@@ -737,43 +821,43 @@ class NodeRunner {
 }  // namespace
 
 NB_MODULE(_native, m) {
-  nb::class_<Runtime>(m, "Runtime")
+  nb::class_<PythonRuntime>(m, "Runtime")
       .def(
           "__init__",
-          [](Runtime* self, const nb::dict& plan, const std::string& root, const nb::dict& endpoints) {
+          [](PythonRuntime* self, const nb::dict& plan, const std::string& root, const nb::dict& endpoints) {
             Plan parsed = parse_plan(plan, root);
             std::vector<EndpointSpec> bodies = parse_endpoints(parsed, endpoints);
             nb::gil_scoped_release released;
-            new (self) Runtime(std::move(parsed), std::move(bodies));
+            new (self) PythonRuntime(std::move(parsed), std::move(bodies));
           },
           "plan"_a, "root"_a, "endpoints"_a)
       .def("submit_body", &submit_body, "endpoint"_a, "body"_a, "deadline_s"_a = nb::none())
       .def("run_body", &run_body, "endpoint"_a, "body"_a)
-      .def_prop_ro("body_limit", [](const Runtime& self) { return body_limit(self.plan()); })
+      .def_prop_ro("body_limit", [](const PythonRuntime& self) { return body_limit(self.plan()); })
       .def("submit", &submit, "inputs"_a, "deadline_s"_a = nb::none())
       .def("run", &run, "inputs"_a, "deadline_s"_a = nb::none())
       .def("trace", &trace, "inputs"_a)
       .def("completions", &completions)
       .def(
-          "cancel", [](Runtime& self, Ticket ticket) { return self.cancel(ticket); }, "ticket"_a)
-      .def("fileno", &Runtime::completion_fd)
+          "cancel", [](PythonRuntime& self, Ticket ticket) { return self.cancel(ticket); }, "ticket"_a)
+      .def("fileno", [](const PythonRuntime& self) { return self.completion_fd(); })
       .def("stats", &stats)
       .def("memory", &memory)
       .def(
           "drain",
-          [](Runtime& self, double timeout_s) {
+          [](PythonRuntime& self, double timeout_s) {
             nb::gil_scoped_release released;
             return self.drain(timeout_s);
           },
           "timeout_s"_a)
-      .def("close", [](Runtime& self) {
+      .def("close", [](PythonRuntime& self) {
         nb::gil_scoped_release released;
         self.stop();
       });
   nb::class_<NodeRunner>(m, "CpuNode")
-      .def(nb::init<const std::string&, const nb::dict&, const std::vector<PortSpec>&, const std::vector<PortSpec>&,
-                    const std::string&>(),
-           "op"_a, "config"_a, "inputs"_a, "outputs"_a, "root"_a)
+      .def(nb::init<const std::string&, const nb::dict&, const std::vector<PortBounds>&, const std::vector<PortBounds>&,
+                    const std::string&, const std::string&>(),
+           "op"_a, "config"_a, "inputs"_a, "outputs"_a, "root"_a, "library"_a = "")
       .def("run", &NodeRunner::run, "inputs"_a);
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu_nodes.h"
 #include "dagserve/plan.h"
 #include "package.h"
 
@@ -16,8 +17,8 @@ namespace dagserve {
 // A node ready to run, shared by all contexts.
 struct LoadedNode {
   const NodeSpec* spec = nullptr;
-  std::unique_ptr<CpuNode> cpu;    // engine cpu
-  std::vector<std::int32_t> iota;  // engine aoti: 0, 1, ...
+  std::unique_ptr<LoadedCpuNode> cpu;  // engine cpu
+  std::vector<std::int32_t> iota;      // engine aoti: 0, 1, ...
   mutable std::atomic<std::int64_t> runs{0};
   mutable std::atomic<std::int64_t> nanoseconds{0};
   mutable std::atomic<std::int64_t> allocations{0};  // counted only under an allocation counter, see runtime.h

@@ -23,6 +23,15 @@ std::vector<std::int32_t> iota_of(const NodeSpec& node) {
   return values;
 }
 
+std::unique_ptr<LoadedCpuNode> load_cpu_node(const NodeSpec& spec) {
+  try {
+    const dagserve_cpu_node& type = spec.foreign ? *spec.foreign : find_cpu_node(spec.config.op, spec.library);
+    return std::make_unique<LoadedCpuNode>(type, spec.config);
+  } catch (const std::exception& error) {
+    throw std::invalid_argument("node " + spec.name + ": " + error.what());
+  }
+}
+
 Clock::time_point after(double seconds) {
   constexpr double kLongest = 1e9;  // seconds; keeps the clock from overflowing
   return Clock::now() +
@@ -57,7 +66,7 @@ void Runtime::load() {
   for (const NodeSpec& spec : plan.nodes) {
     auto node = std::make_unique<LoadedNode>();
     node->spec = &spec;
-    if (!spec.aoti) node->cpu = make_cpu_node(spec.op, spec.config);
+    if (!spec.aoti) node->cpu = load_cpu_node(spec);
     node->iota = iota_of(spec);
     loaded_.nodes.push_back(std::move(node));
   }

@@ -35,7 +35,7 @@ struct Part {
 class TokenizeNode final : public CpuNode {
  public:
   explicit TokenizeNode(const Config& config)
-      : names_(config.inputs),
+      : names_(config.get<std::vector<std::string>>("names", config.inputs)),
         tokenizer_(config.root + "/" + config.at<std::string>("tables")),
         decoder_(tokenizer_.tables()),
         joint_(config.get<std::int64_t>("joint", 1) != 0) {
@@ -44,7 +44,7 @@ class TokenizeNode final : public CpuNode {
       after_ = tokenizer_.tables().after();
     }
     max_length_ = config.get<std::int64_t>("max_length", max_length_);
-    if (names_.empty() || config.input_bounds.size() != names_.size())
+    if (names_.empty() || config.inputs.size() != names_.size())
       throw std::invalid_argument("tokenize needs at least one input");
     for (const Segment& segment : config.at<std::vector<Segment>>("template")) add(segment, config);
     for (std::size_t i = names_.size(); i-- > 0;)
@@ -140,11 +140,11 @@ class TokenizeNode final : public CpuNode {
     if (input >= names_.size()) throw std::invalid_argument("tokenize: template names an input that is not there");
     part.input = segment.input;
     const auto allowed = config.get<std::vector<std::string>>("allow_added_tokens", {});
-    part.open = std::find(allowed.begin(), allowed.end(), names_[input]) != allowed.end();
+    part.open = std::find(allowed.begin(), allowed.end(), config.inputs[input]) != allowed.end();
     part.bytes = static_cast<std::size_t>(config.input_bounds[input].capacity);
     const auto fields = config.get<std::vector<std::string>>("truncate_fields", {});
     const auto place =
-        static_cast<std::size_t>(std::find(fields.begin(), fields.end(), names_[input]) - fields.begin());
+        static_cast<std::size_t>(std::find(fields.begin(), fields.end(), config.inputs[input]) - fields.begin());
     if (place < fields.size()) {
       part.side = parse_side(config.at<std::vector<std::string>>("truncate_sides").at(place));
       part.most = config.at<std::vector<std::int64_t>>("truncate_tokens").at(place);
@@ -307,7 +307,7 @@ class TokenizeNode final : public CpuNode {
     return place;
   }
 
-  std::vector<std::string> names_;
+  std::vector<std::string> names_;  // what messages call each input
   Tokenizer tokenizer_;
   Decoder decoder_;
   bool joint_;

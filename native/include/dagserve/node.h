@@ -1,6 +1,7 @@
 // What a CPU node sees: tensors of its context, a status to fill, a workspace. No allocation, no exceptions, no Python.
 #pragma once
 
+#include <bit>
 #include <cstdarg>
 #include <cstddef>
 #include <cstdint>
@@ -14,12 +15,23 @@
 #include <variant>
 #include <vector>
 
+#include "dagserve/cpu_node.h"
+
 namespace dagserve {
 
 enum class Dtype : std::uint8_t { u8, boolean, i32, i64, f16, bf16, f32, text };
 
 // The closed set of request errors; dagserve/errors.py has the same names.
-enum class Code : std::uint8_t { ok, invalid_request, overloaded, deadline_exceeded, cancelled, draining, internal, unknown_model };
+enum class Code : std::uint8_t {
+  ok,
+  invalid_request,
+  overloaded,
+  deadline_exceeded,
+  cancelled,
+  draining,
+  internal,
+  unknown_model
+};
 
 // The outcome of a step. Lives in the context, so that failing allocates nothing.
 struct Status {
@@ -84,9 +96,14 @@ struct Segment {
 using Value = std::variant<std::int64_t, double, std::string, std::vector<std::int64_t>, std::vector<std::string>,
                            std::vector<Segment>>;
 struct Config {
+  // Throws std::invalid_argument where the options are no JSON object, or have a value nodes do not take.
+  explicit Config(const dagserve_config& config);
+
   std::vector<std::pair<std::string, Value>> values;
   std::vector<std::string> inputs;  // port names, in the order of CpuNode::run's spans
   std::vector<std::string> outputs;
+  std::vector<std::string> input_tensors;  // what is connected: a request input's name, node.port, or nothing
+  std::vector<std::string> output_tensors;
   std::vector<Tensor> input_bounds;  // dtype, rank and bound of each port's tensor; data is null
   std::vector<Tensor> output_bounds;
   std::string root;  // artifact directory
@@ -109,8 +126,8 @@ struct Config {
   }
 };
 
-// A node in native code. Construction may allocate and throw (load time); run() may do neither, and is called by
-// several threads at once, each with its own tensors and workspace.
+// A node of our own, behind the C interface. Construction may allocate and throw (load time); run() may do neither, and
+// is called by several threads at once, each with its own tensors and workspace.
 class CpuNode {
  public:
   virtual ~CpuNode() = default;
@@ -119,7 +136,38 @@ class CpuNode {
                    Status& status) const noexcept = 0;
 };
 
-// Creates a node by its registered name. Throws std::invalid_argument for an unknown one.
-std::unique_ptr<CpuNode> make_cpu_node(std::string_view op, const Config& config);
+// A port as a plan has it.
+struct PortSpec {
+  std::string name;
+  std::string tensor;
+  Tensor bound;
+};
+
+// All that `dagserve_config` points to.
+struct NodeConfig {
+  std::string op;
+  std::string root;
+  std::string options = "{}";  // JSON
+  std::vector<PortSpec> inputs;
+  std::vector<PortSpec> outputs;
+
+  // Calls `use` with the C form, which is gone afterwards.
+  template <class Use>
+  auto with(Use use) const {
+    const std::vector<dagserve_port> from = ports(inputs);
+    const std::vector<dagserve_port> to = ports(outputs);
+    const dagserve_config config = {DAGSERVE_NODE_ABI, op.c_str(),  root.c_str(), options.c_str(),
+                                    from.size(),       from.data(), to.size(),    to.data()};
+    return use(config);
+  }
+
+ private:
+  static std::vector<dagserve_port> ports(const std::vector<PortSpec>& specs) {
+    std::vector<dagserve_port> result;
+    for (const PortSpec& spec : specs)
+      result.push_back({spec.name.c_str(), spec.tensor.c_str(), std::bit_cast<dagserve_tensor>(spec.bound)});
+    return result;
+  }
+};
 
 }  // namespace dagserve

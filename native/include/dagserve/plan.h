@@ -64,11 +64,12 @@ struct CheckSpec {
 
 struct NodeSpec {
   std::string name;
-  std::string op;
   bool aoti = false;
   std::vector<int> inputs;  // tensor indexes, in port order; -1 is an unconnected optional port
   std::vector<int> outputs;
-  Config config;
+  NodeConfig config;
+  std::string library;                         // path of a shared library; empty: a node of our own
+  const dagserve_cpu_node* foreign = nullptr;  // a node of the program that loads the plan
   std::vector<CheckSpec> checks;
   std::vector<CallSpec> calls;
   int locals = 0;
