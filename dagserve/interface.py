@@ -9,7 +9,7 @@ present input is *bound* by the node at run time (``tokens`` by ``tokenize``), w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -21,6 +21,7 @@ REGISTERED: Mapping[str, str] = {
     "encode_scores": "dagserve.nodes.encode:EncodeScores",
     "encode_rerank": "dagserve.nodes.encode:EncodeRerank",
     "encode_tensors": "dagserve.nodes.encode:EncodeTensors",
+    "encode_sequences": "dagserve.nodes.encode_sequences:EncodeSequences",
 }
 """Short names a manifest may use for ``op``, and the definitions they stand for."""
 
@@ -61,12 +62,13 @@ class Option:
 class Interface:
     """The ports of one node, and upper bounds it can state itself for symbols of its outputs.
 
-    ``bounds`` maps an output's symbol (definition-local) to its largest value; the manifest then need not bound it.
+    ``bounds`` maps an output's symbol (definition-local) to its largest value; the manifest then need not bound it. A
+    function gives it from the bounds of the node's other symbols.
     """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
-    bounds: Mapping[str, int] = field(default_factory=dict)
+    bounds: Mapping[str, int | Callable[[Mapping[str, int]], int]] = field(default_factory=dict, compare=False)
 
 
 class NodeDefinition(Protocol):

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from dagserve.errors import InvalidRequest
 from dagserve.interface import Assets, Interface, Option, Port
-from dagserve.shapes import Dim
 
 FLOAT_BYTES = 16
 """Longest shortest-round-trip text of an ``f32`` (``-1.17549435e-38``) and a comma."""
@@ -26,14 +25,16 @@ class EncodeScores:
     options: ClassVar[tuple[Option, ...]] = (Option("model", {"type": "string", "minLength": 1}),)
 
     @staticmethod
-    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
         """Inputs ``scores: f32[B,N]`` and ``cu_seqlens: i32[B+1]`` (for usage); output ``body: u8[J]``.
 
         With the optional input ``truncated: i32[B]`` the usage says how many tokens the request's texts have lost.
         """
-        largest = max(bounds.values(), default=1)
-        rows, columns = bounds.get("batch", largest), bounds.get("labels", largest)
-        size = 256 + 6 * len(str(options.get("model") or "").encode()) + rows * (3 + columns * FLOAT_BYTES)
+        model = 6 * len(str(options.get("model") or "").encode())
+
+        def size(sizes: Mapping[str, int]) -> int:
+            return 512 + model + sizes["B"] * (3 + sizes["N"] * FLOAT_BYTES)
+
         return Interface(
             (
                 Port.of("scores", "f32[B,N]"),
@@ -77,8 +78,10 @@ class EncodeRerank:
     @staticmethod
     def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
         """Input ``scores: f32[B,N]``, of which ``column`` is the score; output ``body: u8[J]``."""
-        rows = bounds.get("batch", max(bounds.values(), default=1))
-        size = 2 + rows * (len('{"index":,"score":},') + len(str(rows)) + FLOAT_BYTES)
+
+        def size(sizes: Mapping[str, int]) -> int:
+            return 2 + sizes["B"] * (len('{"index":,"score":},') + len(str(sizes["B"])) + FLOAT_BYTES)
+
         return Interface((Port.of("scores", "f32[B,N]"),), (Port.of("body", "u8[J]"),), {"J": size})
 
     @staticmethod
@@ -135,17 +138,17 @@ class EncodeTensors:
     )
 
     @staticmethod
-    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
         """An input for each entry of ``tensors``, say ``{scores: "f32[batch,labels]"}``; output ``body: u8[J]``."""
         ports = tuple(Port.of(name, kind) for name, kind in options["tensors"].items())
-        size = 64 + 6 * len(str(options.get("model") or "").encode())
         for port in ports:
             if port.type.dtype not in _DATATYPES:
                 raise ValueError(f"tensors: {port.name} is {port.type.dtype}; use one of {', '.join(_DATATYPES)}")
-            numbers = math.prod(dim.size(_bounds_of(dim, bounds)) for dim in port.type.shape)
-            size += (
-                64 + 6 * len(port.name.encode()) + 20 * len(port.type.shape) + numbers * _DATATYPES[port.type.dtype][1]
-            )
+        model = 6 * len(str(options.get("model") or "").encode())
+
+        def size(sizes: Mapping[str, int]) -> int:
+            return 512 + model + sum(_tensor_bytes(port, sizes) for port in ports)
+
         return Interface(ports, (Port.of("body", "u8[J]"),), {"J": size})
 
     @staticmethod
@@ -164,8 +167,10 @@ class EncodeTensors:
         return {"body": np.frombuffer(body.encode(), dtype=np.uint8)}
 
 
-def _bounds_of(dim: Dim, bounds: Mapping[str, int]) -> Mapping[str, int]:
-    return {dim.symbol: bounds.get(dim.symbol, max(bounds.values(), default=1))} if dim.symbol else {}
+def _tensor_bytes(port: Port, sizes: Mapping[str, int]) -> int:
+    """Most bytes of one tensor's JSON."""
+    numbers = math.prod(sizes[dim.symbol] + dim.add if dim.symbol else dim.add for dim in port.type.shape)
+    return 64 + 6 * len(port.name.encode()) + 20 * len(port.type.shape) + numbers * _DATATYPES[port.type.dtype][1]
 
 
 def _tensor_text(name: str, value: npt.NDArray[Any]) -> str:

@@ -146,11 +146,20 @@ def derive_bounds(graph: Graph) -> Graph:
     found: list[Diagnostic] = []
     bounds = dict(graph.bounds)
     for node in graph.nodes:
-        for local, size in (node.interface.bounds if node.interface else {}).items():
+        known = {local: dim.size(bounds) for local, dim in node.dims.items() if not dim.symbol or dim.symbol in bounds}
+        for local, stated in (node.interface.bounds if node.interface else {}).items():
+            size = stated(_Largest(known)) if callable(stated) else stated
             _add_bound(graph, node, local, size, bounds, found)
     found += _two_owners(graph)
     found += _unbounded(graph, bounds)
     return graph.reporting(found, bounds=frozen(bounds))
+
+
+class _Largest(dict[str, int]):
+    """Bounds by symbol; one that is a mistake, told elsewhere, counts as 1."""
+
+    def __missing__(self, symbol: str) -> int:
+        return 1
 
 
 def _add_bound(

@@ -43,6 +43,24 @@ class JsonWriter {
     }
     position_ = std::copy(part.begin(), part.end(), position_);
   }
+  // A string with its quotes.
+  void string(std::string_view value) {
+    text("\"");
+    characters(value);
+    text("\"");
+  }
+  // The inside of a string: runs without escapes are copied whole.
+  void characters(std::string_view value) {
+    std::size_t begin = 0;
+    for (std::size_t i = 0; i < value.size(); ++i) {
+      const char c = value[i];
+      if (c != '"' && c != '\\' && static_cast<unsigned char>(c) >= 0x20) continue;
+      text(value.substr(begin, i - begin));
+      escape(c);
+      begin = i + 1;
+    }
+    text(value.substr(begin));
+  }
   template <class Number>
   void number(Number value) {
     const auto [next, error] = std::to_chars(position_, end_, value);
@@ -56,6 +74,19 @@ class JsonWriter {
   std::int64_t size() const { return position_ - begin_; }
 
  private:
+  void escape(char c) {
+    static constexpr std::string_view kHex = "0123456789abcdef";
+    static constexpr std::string_view kShort = "\"\\\b\f\n\r\t";
+    static constexpr std::string_view kLetters = "\"\\bfnrt";
+    if (const auto i = kShort.find(c); i != std::string_view::npos) {
+      const char pair[] = {'\\', kLetters[i]};
+      return text({pair, 2});
+    }
+    const auto code = static_cast<unsigned char>(c);
+    const char escaped[] = {'\\', 'u', '0', '0', kHex[code >> 4], kHex[code & 15]};
+    text({escaped, sizeof(escaped)});
+  }
+
   char* begin_;
   char* position_;
   char* end_;

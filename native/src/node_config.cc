@@ -13,7 +13,8 @@ using Json = simdjson::dom::element;
 template <class T>
 T take(simdjson::simdjson_result<T> result, const std::string& what) {
   T value;
-  if (std::move(result).get(value)) throw std::invalid_argument("node option " + what + " has a type nodes do not take");
+  if (std::move(result).get(value))
+    throw std::invalid_argument("node option " + what + " has a type nodes do not take");
   return value;
 }
 
