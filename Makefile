@@ -5,11 +5,10 @@ VENV ?= $(or $(VIRTUAL_ENV),.venv)
 BIN := $(VENV)/bin
 ARTIFACT ?= artifacts/relevance.cpu
 TORCH ?= torch==2.13.0
-CLANG ?= clang++
 FUZZ_SECONDS ?= 600
 STAMP := $(VENV)/.dagserve-setup
 
-.PHONY: setup native demo test test-gpu fuzz lint format perf serve clean
+.PHONY: setup native demo test test-gpu fuzz release-check lint format perf serve clean
 
 setup: $(STAMP)
 
@@ -33,15 +32,12 @@ test: setup
 test-gpu: setup
 	$(BIN)/python -m pytest -m gpu || test $$? -eq 5  # 5: there are none yet
 
-# libFuzzer comes with clang. FUZZ_SECONDS for each tokenizer of ARTIFACT.
+# Each target of native/fuzz for FUZZ_SECONDS: under libFuzzer where there is clang, else with random changes of seeds.
 fuzz: setup
-	mkdir -p build/fuzz
-	$(CLANG) -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Inative/src -Inative/include \
-	  native/fuzz/tokenizer_fuzz.cc $(patsubst %,native/src/%.cc,added bpe decoder mapped_file nfc scanner tables tokenizer \
-	  unicode) -o build/fuzz/tokenizer
-	for tables in $(ARTIFACT)/tokenizers/*.bin; do \
-	  DAGSERVE_TABLES=$$tables build/fuzz/tokenizer -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -artifact_prefix=build/fuzz/ || exit 1; \
-	done
+	$(BIN)/python -m tools.fuzz --artifact $(ARTIFACT) --seconds $(FUZZ_SECONDS)
+
+# All that must pass before a release: 10 minutes a fuzz target by default.
+release-check: lint test fuzz
 
 lint: setup
 	$(BIN)/ruff check .

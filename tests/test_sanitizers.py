@@ -13,6 +13,7 @@ from test_tokenizer import trained
 from test_tokenizer_parts import PARTS, document_of
 
 from dagserve.tokenizer import write_tables
+from tools import fuzz
 
 NATIVE = Path(__file__).parent.parent / "native"
 SOURCES = ("added", "bpe", "decoder", "mapped_file", "nfc", "scanner", "tables", "tokenizer", "unicode")
@@ -55,6 +56,12 @@ def test_no_byte_is_read_or_written_outside(tmp_path: Path) -> None:
     program = build(tmp_path, "address,undefined")
     for path in tables(tmp_path):
         run(program, path, 2, 3000)
+
+
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_fuzzing_finds_nothing(target: str, tmp_path: Path) -> None:
+    """``make fuzz`` for FUZZ_SECONDS, 10 when unset."""
+    assert fuzz.run(target, tmp_path, int(os.environ.get("FUZZ_SECONDS", "10")), tables(tmp_path)[0])
 
 
 def test_sixteen_threads_share_a_tokenizer(tmp_path: Path) -> None:
