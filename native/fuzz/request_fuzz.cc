@@ -27,7 +27,7 @@ struct Input {
   bool optional;
 };
 
-constexpr std::int64_t kTextBytes = 200;
+constexpr std::int64_t kTextBytes = 24;
 constexpr Input kInputs[] = {
     {"query", Dtype::text, 0, false},
     {"items", Dtype::text, 5, false},
