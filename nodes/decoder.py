@@ -149,15 +149,13 @@ class SelfAttention(nn.Module):
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
         self.attention = attention
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
-        """``[T, hidden_size]`` -> the same."""
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``[T, hidden_size]`` -> rotated q ``[T, num_heads, head_dim]``, rotated k, and v, of ``num_kv_heads``."""
         tokens = x.shape[0]
         q = self.q_norm(self.q(x).view(tokens, self.heads, self.head_dim))
         k = self.k_norm(self.k(x).view(tokens, self.kv_heads, self.head_dim))
         v = self.v(x).view(tokens, self.kv_heads, self.head_dim)
-        out = self.attention(rotate(q, cos, sin), rotate(k, cos, sin), v, packing)
-        joined: Tensor = self.o(out.reshape(tokens, self.heads * self.head_dim))
-        return joined
+        return rotate(q, cos, sin), rotate(k, cos, sin), v
 
 
 class GatedMLP(nn.Module):
@@ -187,7 +185,17 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
         """``[T, hidden_size]`` -> the same."""
-        attended: Tensor = x + self.attention(self.attention_norm(x), cos, sin, packing)
+        return self.with_keys(x, cos, sin, packing)[0]
+
+    def with_keys(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`forward`, with k and v, ``[T, num_kv_heads, head_dim]`` each."""
+        q, k, v = self.attention.project(self.attention_norm(x), cos, sin)
+        out = self.attention.attention(q, k, v, packing)
+        return self.after_attention(x, out.flatten(1)), k, v
+
+    def after_attention(self, x: Tensor, heads: Tensor) -> Tensor:
+        """The rest of the layer; ``heads``: ``[T, num_heads * head_dim]``, what attention gave."""
+        attended: Tensor = x + self.attention.o(heads)
         out: Tensor = attended + self.mlp(self.mlp_norm(attended))
         return out
 
@@ -240,7 +248,7 @@ class Backbone(nn.Module):
         return tokens, cu_seqlens, torch.arange(longest, dtype=torch.int32)
 
 
-class _Head(nn.Module):
+class OutputHead(nn.Module):
     """A head over the output embedding; with tied embeddings its weight is ``embed.weight``."""
 
     def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str]) -> None:  # noqa: ARG002
@@ -255,6 +263,10 @@ class _Head(nn.Module):
     def weight(self) -> Tensor:
         """``[vocab_size, hidden_size]``."""
         return self.get_parameter(f"{self.name}.weight")
+
+
+class _Head(OutputHead):
+    """A head that scores labels."""
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
         """Random hidden states of the scale a final norm gives, and random label ids."""

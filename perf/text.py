@@ -22,6 +22,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import orjson
 import tokenizers
 from rich.console import Console
 
@@ -185,6 +187,31 @@ def measure_request(text: str, known: Mapping[str, Any], native: Native, rounds:
     return {"mean_tokens": statistics.fmean(tokens), "us": {name: s * 1e6 for name, s in best.items()}}
 
 
+def measure_beams(native: Native, folder: Path, document: bytes, rounds: int) -> dict[str, float]:
+    """Microseconds to decode 100 sequences of 5 tokens and write them as JSON, beside the library and orjson."""
+    plain = tokenizers.Tokenizer.from_str(document.decode())
+    sequences, steps, random = 100, 5, np.random.default_rng(1)
+    ids = random.choice(np.concatenate([native.encode([t])[0] for t in cut(corpora()["English"], 2000)]), (1, 100, 5))
+    shapes = {"tokens": ids, "lengths": np.full((1, sequences), steps, dtype=np.int32)}
+    shapes |= {"scores": random.standard_normal((1, sequences)).astype(np.float32)}
+    shapes |= {"counts": np.array([sequences], dtype=np.int32), "cu_seqlens": np.array([0, 50], dtype=np.int32)}
+    names = {"int64": "i64", "int32": "i32", "float32": "f32"}
+    ports = [(n, names[str(v.dtype)], list(v.shape), v.nbytes) for n, v in shapes.items()]
+    config = {"tables": "tokenizer.bin", "style": "results", "model": "m"}
+    node = CpuNode("encode_sequences", config, ports, [("body", "u8", [1 << 16], 1 << 16)], str(folder))
+
+    def library() -> bytes:
+        texts = plain.decode_batch(ids[0].tolist())
+        scored = zip(texts, shapes["scores"][0].tolist(), strict=True)
+        return orjson.dumps({"results": [{"text": text, "score": score} for text, score in scored]})
+
+    theirs = [s["text"] for s in orjson.loads(library())["results"]]
+    ours = [s["text"] for s in orjson.loads(bytes(node.run(shapes)["body"]))["results"][0]["sequences"]]
+    assert ours == theirs
+    best = fastest({"dagserve": lambda: node.run(shapes), "tokenizers and orjson": library}, 40 * rounds)
+    return {name: s * 1e6 for name, s in best.items()}
+
+
 def grids(result: Mapping[str, Any]) -> list[Grid]:
     """The tables of a result."""
     names = list(result["classes"][0]["sides"])
@@ -208,6 +235,11 @@ def grids(result: Mapping[str, Any]) -> list[Grid]:
         speed,
         Grid("dagserve, 400-byte texts: MB/s", ("class", "one thread", "a thread a core"), cores),
         Grid("One request of 15 texts: microseconds", ("class", *names), requests),
+        Grid(
+            "100 sequences of 5 tokens to JSON: microseconds",
+            tuple(result["beams"]),
+            (tuple(f"{us:.0f}" for us in result["beams"].values()),),
+        ),
     ]
 
 
@@ -233,6 +265,7 @@ def main() -> None:
             for size in SIZES
         ]
         result["cores"] = {n: measure_cores(cut(t, 400), native, arguments.rounds) for n, t in texts.items()}
+        result["beams"] = measure_beams(native, Path(folder), document, arguments.rounds)
         result["requests"] = {n: measure_request(t, known, native, arguments.rounds) for n, t in texts.items()}
     write(result, arguments.json)
 

@@ -1,0 +1,1 @@
+"""Attention of many beams over one shared prefix and a suffix of their own."""

@@ -1,0 +1,330 @@
+"""Torch modules of the beam search: prefill, expansion, step, finish. Imported only when a package is built.
+
+The state of a search, for ``P`` prompts with ``W`` beams of at most ``N`` tokens each (docs/beam.md has the semantics):
+
+==============  ===================  ==============================================================================
+``beams``       ``f32[P,B,N+1]``     cumulative score of each open beam (-inf: none), then the score of each token
+``history``     ``i64[P,B,N]``       its tokens
+``pool``        ``f32[P,W,N+2]``     of the best completed sequences: final score (-inf: none), cumulative, tokens'
+``completed``   ``i64[P,W,N+1]``     their length, then their tokens
+``step``        ``i64[1]``           how many tokens have been generated
+``prefix``      ``[2K,P,L,C]``       keys and values of the prompts in turn, for K layers; C = num_kv_heads * head_dim
+``suffix``      ``[2K,P,W,M*C]``     the same of generated tokens; M = max(N-1, 1)
+==============  ===================  ==============================================================================
+
+``B`` is 1 before the first expansion, then ``W``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dagserve.kernels.attention.padded import Packing
+from dagserve.kernels.beam.selection import NEVER, candidates, first_indices, order_key
+from dagserve.kernels.rope.reference import rotation
+from dagserve.kernels.shared_prefix_attention.op import IMPLEMENTATIONS as SHARED
+from dagserve.nodes.decoder import Backbone, DecoderConfig, OutputHead
+
+
+class Prefill(Backbone):
+    """Packed prefill of the prompts: hidden state of each last token, K/V of all, and the state of a fresh search."""
+
+    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str], steps: int) -> None:
+        super().__init__(config, precision, operators)
+        self.steps = steps
+
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor, width: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """Runs the prefill.
+
+        Args:
+            tokens: ``i64[T]``, packed.
+            cu_seqlens: ``i32[P+1]``.
+            iota: ``i32[L]``, 0..max_seqlen-1.
+            width: ``i32[W]``, of any content: it carries the width.
+
+        Returns:
+            ``hidden [P,1,H], prefix, suffix, history, beams, completed, pool, step``.
+        """
+        packing = Packing.of(cu_seqlens, tokens.shape[0], iota)
+        x = self.embed(tokens)
+        cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, self.get_buffer("inverse_frequencies")))
+        kept: list[Tensor] = []
+        for layer in self.layers:
+            x, k, v = layer.with_keys(x, cos, sin, packing)
+            kept += [rows.flatten(1)[packing.pad] for rows in (k, v)]
+        hidden = self.norm(x[packing.last]).unsqueeze(1)
+        prompts, beams, n = hidden.shape[0], width.shape[0], self.steps
+        prefix = torch.stack(kept)
+        suffix = x.new_zeros(prefix.shape[0], prompts, beams, max(n - 1, 1) * prefix.shape[3])
+        return (
+            hidden,
+            prefix,
+            suffix,
+            tokens.new_zeros(prompts, 1, n),
+            torch.zeros(prompts, 1, n + 1, device=x.device),
+            tokens.new_zeros(prompts, beams, n + 1),
+            torch.full((prompts, beams, n + 2), NEVER, device=x.device),
+            tokens.new_zeros(1),
+        )
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random prompts."""
+        packed = super().example({**sizes, "B": sizes["P"]}, generator)
+        return (*packed, torch.arange(sizes["W"], dtype=torch.int32))
+
+
+class Step(Backbone):
+    """One decode step of all beams: suffix K/V follow their beams, then one token a beam goes through the model."""
+
+    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str], steps: int) -> None:
+        super().__init__(config, precision, operators)
+        c = DecoderConfig.of(config)
+        self.kv_heads, self.head_dim, self.keys = c.num_kv_heads, c.head_dim, max(steps - 1, 1)
+        self.shared = SHARED[operators["shared_prefix_attention"]]
+
+    def forward(  # type: ignore[override]
+        self, token: Tensor, parent: Tensor, step: Tensor, cu_seqlens: Tensor, prefix: Tensor, suffix: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Runs one step.
+
+        Args:
+            token: ``i64[P,W]``, the last token of each beam.
+            parent: ``i64[P,W]``, the beam it was before the last expansion.
+            step: ``i64[1]``, generated tokens, this one included.
+            cu_seqlens: ``i32[P+1]``.
+            prefix, suffix: see the module.
+
+        Returns:
+            ``hidden [P,W,H]`` and the new suffix.
+        """
+        prompts, width = token.shape
+        starts, ends = cu_seqlens.narrow(0, 0, prompts), cu_seqlens.narrow(0, 1, prompts)
+        lengths = (ends - starts).long()
+        rows = (torch.arange(prompts, device=token.device)[:, None] * width + parent).flatten()
+        moved = suffix.reshape(suffix.shape[0], prompts * width, suffix.shape[3])[:, rows]
+        shape = (suffix.shape[0], prompts, width, self.keys, self.kv_heads, self.head_dim)
+        moved = moved.reshape(shape)
+        here = (torch.arange(self.keys, device=token.device) == step - 1)[:, None, None]
+        positions = (lengths + step - 1)[:, None].expand(prompts, width).flatten()
+        x = self.embed(token.flatten())
+        cos, sin = (r.to(x.dtype) for r in rotation(positions, self.get_buffer("inverse_frequencies")))
+        prefix = prefix.reshape(*prefix.shape[:3], self.kv_heads, self.head_dim)
+        kept: list[Tensor] = []
+        for i, layer in enumerate(self.layers):
+            q, k, v = layer.attention.project(layer.attention_norm(x), cos, sin)
+            new = [r.reshape(prompts, width, 1, self.kv_heads, self.head_dim) for r in (k, v)]
+            keys, values = (torch.where(here, r, moved[2 * i + j]) for j, r in enumerate(new))
+            kept += [keys, values]
+            q = q.reshape(prompts, width, -1, self.head_dim)
+            out = self.shared(q, prefix[2 * i], prefix[2 * i + 1], lengths, keys, values, step)
+            x = layer.after_attention(x, out.reshape(prompts * width, -1))
+        hidden = self.norm(x).reshape(prompts, width, -1)
+        return hidden, torch.stack(kept).reshape(suffix.shape)
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random beams over random K/V."""
+        prompts, width, longest = sizes["P"], sizes["W"], sizes["L"]
+        layers, columns = 2 * len(self.layers), self.kv_heads * self.head_dim
+        lengths = torch.randint(1, longest + 1, (prompts,), generator=generator)
+        cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
+        dtype = self.embed.weight.dtype
+        return (
+            torch.randint(self.embed.num_embeddings, (prompts, width), generator=generator),
+            torch.randint(width, (prompts, width), generator=generator),
+            torch.ones(1, dtype=torch.int64),
+            cu_seqlens,
+            torch.randn(layers, prompts, longest, columns, generator=generator).to(dtype),
+            torch.randn(layers, prompts, width, self.keys * columns, generator=generator).to(dtype),
+        )
+
+
+class Expand(OutputHead):
+    """LM head, candidates of every beam, and the merge of a prompt's beams into the next ones."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        steps: int,
+        stop_tokens: Sequence[int],
+        min_tokens: int,
+        max_width: int,
+    ) -> None:
+        super().__init__(config, precision, operators)
+        self.steps, self.stop_tokens, self.min_tokens = steps, tuple(stop_tokens), min_tokens
+        self.per_beam = 1 + max(1, len(self.stop_tokens))
+        self.columns = max(self.weight.shape[0], self.per_beam * max_width)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        step: Tensor,
+        history: Tensor,
+        beams: Tensor,
+        completed: Tensor,
+        pool: Tensor,
+        length_penalty: Tensor,
+        returned: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """One expansion.
+
+        Args:
+            hidden: ``[P,B,H]``.
+            step, history, beams, completed, pool: the state, see the module.
+            length_penalty: ``f32[1]``.
+            returned: ``i32[R]``: how many sequences the request wants.
+
+        Returns:
+            ``token i64[P,W], parent i64[P,W], open u8[1]`` and the next ``step, history, beams, completed, pool``.
+            ``open`` is 0 when no open beam can enter any prompt's result any more.
+        """
+        width = pool.shape[1]
+        count = self.per_beam * width
+        ids, scores = candidates(self.padded_logits(hidden), self.allowed(step), count)
+        totals = (beams[:, :, :1] + scores).flatten(1)
+        chosen = first_indices(order_key(totals), count)
+        total, token = totals.gather(1, chosen), ids.flatten(1).gather(1, chosen)
+        parent = chosen // count
+        valid = total > NEVER
+        stop = self.is_stop(token) & valid
+        here = torch.arange(self.steps, device=hidden.device) == step
+        tokens = torch.where(here, token[..., None], _rows(history, parent))
+        last = total - _rows(beams, parent)[..., 0]
+        steps = torch.where(here, last[..., None], _rows(beams, parent)[..., 1:])
+        length = step + 1
+        final = torch.where(stop, total / length.float() ** length_penalty, NEVER)
+        completed, pool = _merge(
+            completed,
+            pool,
+            torch.cat([length.expand(token.shape)[..., None], tokens], dim=-1),
+            torch.cat([final[..., None], total[..., None], steps], dim=-1),
+        )
+        going = first_indices(order_key(torch.where(valid & ~stop, 1.0, 0.0)), width)
+        good = (valid & ~stop).gather(1, going)
+        cumulative = torch.where(good, total.gather(1, going), NEVER)
+        beams = torch.cat([cumulative[..., None], _rows(steps, going)], dim=-1)
+        still = self.open(cumulative, pool, length, length_penalty, returned)
+        token = torch.where(good, token.gather(1, going), 0)
+        return token, parent.gather(1, going), still, length, _rows(tokens, going), beams, completed, pool
+
+    def padded_logits(self, hidden: Tensor) -> Tensor:
+        """``[P,B,V]`` in the model's dtype, with -inf columns where a beam may have more candidates than tokens."""
+        logits = hidden @ self.weight.t()
+        missing = self.columns - self.weight.shape[0]
+        return torch.nn.functional.pad(logits, (0, missing), value=NEVER) if missing else logits
+
+    def allowed(self, step: Tensor) -> Tensor | None:
+        """``bool[V]``: all tokens, but for stop tokens before the minimum length."""
+        if self.min_tokens <= 1 or not self.stop_tokens:
+            return None
+        stop = self.is_stop(torch.arange(self.columns, device=step.device))
+        return ~stop | (step + 1 >= self.min_tokens)
+
+    def is_stop(self, token: Tensor) -> Tensor:
+        """``bool``, the same shape."""
+        stop = torch.zeros_like(token, dtype=torch.bool)
+        for one in self.stop_tokens:
+            stop = stop | (token == one)
+        return stop
+
+    def open(
+        self, cumulative: Tensor, pool: Tensor, length: Tensor, length_penalty: Tensor, returned: Tensor
+    ) -> Tensor:
+        """``u8[1]``: whether the best that any open beam may still reach beats the last one a request gets."""
+        shortest = (length + 1).float() ** length_penalty
+        longest = float(self.steps) ** length_penalty
+        reachable = torch.maximum(cumulative / shortest, cumulative / longest)
+        worst = pool.narrow(1, returned.shape[0] - 1, 1)[..., 0]
+        return ((reachable > NEVER) & (reachable > worst)).any().to(torch.uint8).reshape(1)
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random hidden states over the first expansion's state."""
+        prompts, before, width = sizes["P"], sizes["B"], sizes["W"]
+        return (
+            torch.randn(prompts, before, self.weight.shape[1], generator=generator).to(self.weight.dtype),
+            torch.zeros(1, dtype=torch.int64),
+            torch.zeros(prompts, before, self.steps, dtype=torch.int64),
+            torch.zeros(prompts, before, self.steps + 1),
+            torch.zeros(prompts, width, self.steps + 1, dtype=torch.int64),
+            torch.full((prompts, width, self.steps + 2), NEVER),
+            torch.ones(1),
+            torch.arange(min(sizes["R"], width), dtype=torch.int32),
+        )
+
+
+class Finish(nn.Module):
+    """The result: completed sequences and, after the last step, open beams, best first."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def forward(
+        self,
+        step: Tensor,
+        history: Tensor,
+        beams: Tensor,
+        completed: Tensor,
+        pool: Tensor,
+        length_penalty: Tensor,
+        returned: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Ranks by final score; of equal ones completed sequences come first, in the order they were completed.
+
+        Returns:
+            ``tokens i64[P,R,N], lengths i32[P,R], scores f32[P,R], cumulative f32[P,R], step_scores f32[P,R,N],
+            finished bool[P,R], counts i32[P]``.
+        """
+        done = (step >= self.steps) & (beams[..., 0] > NEVER)
+        final = torch.where(done, beams[..., 0] / step.float() ** length_penalty, NEVER)
+        lengths = step.expand(history.shape[:2])[..., None]
+        ended = torch.cat([torch.ones_like(completed[..., 0]), torch.zeros_like(history[..., 0])], dim=1)
+        completed = torch.cat([completed, torch.cat([lengths, history], dim=-1)], dim=1)
+        pool = torch.cat([pool, torch.cat([final[..., None], beams], dim=-1)], dim=1)
+        order = first_indices(order_key(pool[..., 0]), returned.shape[0])
+        rows, numbers = _rows(completed, order), _rows(pool, order)
+        there = numbers[..., 0] > NEVER
+        return (
+            torch.where(there[..., None], rows[..., 1:], 0),
+            torch.where(there, rows[..., 0], 0).int(),
+            numbers[..., 0].contiguous(),
+            numbers[..., 1].contiguous(),
+            torch.where(there[..., None], numbers[..., 2:], 0.0),
+            there & (ended.gather(1, order) > 0),
+            there.sum(dim=1).int(),
+        )
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """A search that has come to its end, half of the pool empty."""
+        prompts, width, n = sizes["P"], sizes["W"], self.steps
+        beams = -torch.rand(prompts, width, n + 1, generator=generator)
+        pool = -torch.rand(prompts, width, n + 2, generator=generator)
+        pool[:, width // 2 :, 0] = NEVER
+        return (
+            torch.full((1,), n),
+            torch.randint(5, (prompts, width, n), generator=generator),
+            beams,
+            torch.randint(5, (prompts, width, n + 1), generator=generator),
+            pool,
+            torch.ones(1),
+            torch.arange(min(sizes["R"], width), dtype=torch.int32),
+        )
+
+
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    """``values[p, index[p, i]]`` for ``values: [P,B,...]`` and ``index: i64[P,I]``."""
+    places = index[..., None].expand(*index.shape, values.shape[2])
+    return values.gather(1, places)
+
+
+def _merge(completed: Tensor, pool: Tensor, more: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of the pool and of more sequences, as many as the pool holds; earlier ones first where equal."""
+    width = pool.shape[1]
+    completed, pool = torch.cat([completed, more], dim=1), torch.cat([pool, scores], dim=1)
+    order = first_indices(order_key(pool[..., 0]), width)
+    return _rows(completed, order), _rows(pool, order)
