@@ -6,9 +6,12 @@ readable form of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from dagserve.shapes import parse_dim
 
 INPUTS = "inputs"
 """The endpoint that every graph has: each field is an input by its own name. ``dagserve run`` uses it."""
@@ -32,14 +35,15 @@ class Field:
     one_or_many: bool = False
     expected: str = ""
     reason: str = ""
+    description: str = ""
 
 
 SCORE = (
-    Field("query", input="query"),
-    Field("items", input="items", one_or_many=True),
-    Field("labels", input="labels"),
-    Field("label_token_ids", input="label_token_ids"),
-    Field("apply_softmax", input="apply_softmax"),
+    Field("query", input="query", description="Text put into the template's {query}."),
+    Field("items", input="items", one_or_many=True, description="One text, or a list: one row of scores each."),
+    Field("labels", input="labels", description="Label texts, each exactly one token."),
+    Field("label_token_ids", input="label_token_ids", description="Vocabulary ids to score, instead of `labels`."),
+    Field("apply_softmax", input="apply_softmax", description="Softmax over the labels, so that a row sums to 1."),
     Field(
         "item_first",
         "constant",
@@ -50,8 +54,81 @@ SCORE = (
 )
 """SGLang's ``/v1/score``."""
 
-ENDPOINTS: Mapping[str, tuple[Field, ...]] = {"score": SCORE}
-"""Fields by the ``endpoint`` of a manifest."""
+_OPEN_ENDED = "a search has a fixed number of steps and keeps the best sequences"
+
+GENERATE = (
+    Field("prompt", input="prompts", one_or_many=True),
+    Field("prompts", input="prompts", one_or_many=True),
+    Field("n", input="n"),
+    Field("width", input="width"),
+    Field("length_penalty", input="length_penalty"),
+    Field("return_tokens", input="return_tokens"),
+    Field("return_scores", input="return_scores"),
+    Field("model", MODEL),
+)
+"""dagserve's own ``/v1/generate``."""
+
+COMPLETIONS = (
+    Field("prompt", input="prompts", one_or_many=True),
+    Field("n", input="n"),
+    Field("best_of", input="width"),
+    Field("use_beam_search", "constant", expected="true", reason=_OPEN_ENDED),
+    Field("length_penalty", input="length_penalty"),
+    Field("max_tokens", "constant", expected="STEPS", reason=_OPEN_ENDED),
+    Field("temperature", "constant", expected="1", reason=_OPEN_ENDED),
+    Field("top_p", "constant", expected="1", reason=_OPEN_ENDED),
+    Field("stream", "constant", expected="false", reason=_OPEN_ENDED),
+    Field("echo", "constant", expected="false", reason=_OPEN_ENDED),
+    Field("user", "ignored"),
+    Field("seed", "ignored"),
+    Field("model", MODEL),
+)
+"""vLLM's and OpenAI's ``/v1/completions`` with ``use_beam_search``."""
+
+BEAMS = (
+    Field("text", input="prompts", one_or_many=True),
+    Field("sampling_params.beam_width", input="width"),
+    Field("sampling_params.n", input="n"),
+    Field("sampling_params.length_penalty", input="length_penalty"),
+    Field("sampling_params.max_new_tokens", "constant", expected="STEPS", reason=_OPEN_ENDED),
+    Field("sampling_params.temperature", "constant", expected="1", reason=_OPEN_ENDED),
+    Field("stream", "constant", expected="false", reason=_OPEN_ENDED),
+    Field("rid", "ignored"),
+)
+"""SGLang's ``/generate`` with ``beam_width``."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What a manifest's ``endpoint`` serves.
+
+    Attributes:
+        path: of the ``POST``.
+        fields: of the body.
+        required, optional: the graph's inputs, by name, with their form: ``text[batch]`` is any one-dimensional text.
+        summary: for the API's documentation.
+    """
+
+    path: str
+    fields: tuple[Field, ...]
+    required: Mapping[str, str]
+    optional: Mapping[str, str]
+    summary: str
+
+
+_LABELS = {"labels": "text[labels]", "label_token_ids": "i64[labels]", "apply_softmax": "bool"}
+_SEARCH = {"n": "i64", "width": "i64", "length_penalty": "f32", "return_tokens": "bool", "return_scores": "bool"}
+_PROMPTS = {"prompts": "text[prompts]"}
+
+ENDPOINTS: Mapping[str, Endpoint] = {
+    "score": Endpoint(
+        "/v1/score", SCORE, {"query": "text", "items": "text[batch]"}, _LABELS, "Score items against a query"
+    ),
+    "generate": Endpoint("/v1/generate", GENERATE, _PROMPTS, _SEARCH, "The best continuations of prompts"),
+    "completions": Endpoint("/v1/completions", COMPLETIONS, _PROMPTS, _SEARCH, "The best continuations of prompts"),
+    "beams": Endpoint("/generate", BEAMS, _PROMPTS, _SEARCH, "The best continuations of prompts"),
+}
+"""By the ``endpoint`` of a manifest."""
 
 
 def endpoint_of(plan: Mapping[str, Any]) -> str:
@@ -64,13 +141,68 @@ def fields_of(plan: Mapping[str, Any], endpoint: str) -> tuple[Field, ...]:
     names = [spec["name"] for spec in plan["inputs"]]
     if endpoint == INPUTS:
         return tuple(Field(name, input=name) for name in names)
-    return tuple(_fitted(field, names, plan["name"]) for field in ENDPOINTS[endpoint])
+    return tuple(_fitted(field, names, plan["name"], _steps(plan)) for field in ENDPOINTS[endpoint].fields)
 
 
-def _fitted(field: Field, names: list[str], model: str) -> Field:
+def _steps(plan: Mapping[str, Any]) -> str:
+    """The fixed number of generated tokens: the last dimension of what ``encode_sequences`` writes."""
+    encoders = [node for node in plan["nodes"] if node["op"] == "encode_sequences"]
+    return str(plan["tensors"][encoders[0]["inputs"]["tokens"]]["shape"][-1]) if encoders else "0"
+
+
+def _fitted(field: Field, names: list[str], model: str, steps: str) -> Field:
     if field.kind == MODEL:
         return replace(field, expected=model)
+    if field.expected == "STEPS":
+        return replace(field, expected=steps)
     return replace(field, kind="fixed") if field.kind == "input" and field.input not in names else field
+
+
+_JSON_TYPES = {"text": "string", "bool": "boolean", "f32": "number"}
+
+
+def body_schema(plan: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
+    """The JSON Schema of an endpoint's bodies, for the API's documentation."""
+    schema = _object()
+    for field in fields_of(plan, endpoint):
+        if field.kind == "fixed":
+            continue
+        *outer, name = field.path.split(".")
+        place = schema
+        for part in outer:
+            place = place["properties"].setdefault(part, _object())
+        place["properties"][name] = _value_schema(plan, field)
+        if _is_required(plan, endpoint, field):
+            place["required"].append(name)
+    return schema
+
+
+def _object() -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": {}, "required": []}
+
+
+def _is_required(plan: Mapping[str, Any], endpoint: str, field: Field) -> bool:
+    spec = next((s for s in plan["inputs"] if s["name"] == field.input), None)
+    names = [f.path for f in fields_of(plan, endpoint) if f.input and f.input == field.input]
+    return spec is not None and not spec["optional"] and spec["default"] is None and len(names) == 1
+
+
+def _value_schema(plan: Mapping[str, Any], field: Field) -> dict[str, Any]:
+    about = {"description": field.description or field.reason} if field.description or field.reason else {}
+    if field.kind == "constant":
+        return {**about, "const": json.loads(field.expected)}
+    if field.kind == MODEL:
+        return {"description": "The served model's name, if given.", "const": field.expected}
+    if field.kind == "ignored":
+        return {"description": "Accepted and not used."}
+    spec = next(s for s in plan["inputs"] if s["name"] == field.input)
+    tensor = plan["tensors"][spec["tensor"]]
+    one = {"type": _JSON_TYPES.get(tensor["dtype"], "integer")}
+    if not tensor["shape"]:
+        return {**about, **one}
+    bounds = {s["name"]: s["bound"] for s in plan["symbols"]}
+    many = {"type": "array", "items": one, "minItems": 1, "maxItems": parse_dim(tensor["shape"][0]).size(bounds)}
+    return {**about, "oneOf": [one, many]} if field.one_or_many else {**about, **many}
 
 
 def native_endpoints(plan: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:

@@ -120,7 +120,7 @@ class Engine:
             self.plan["tensors"][c["when"]["tensor"]]["name"]
             for n in self.plan["nodes"]
             for c in n.get("calls", ())
-            if "when" in c
+            if "tensor" in c.get("when", {})
         }
         for value in (False, True) if choices else (None,):
             request = {**smallest_request(self.plan), **dict.fromkeys(choices, value)}

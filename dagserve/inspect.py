@@ -93,6 +93,9 @@ def _memory(plan: Mapping[str, Any]) -> Table:
     table.add_row("tensors of one context", f"{memory['context']:,}")
     table.add_row(f"{memory['contexts']} contexts", f"{memory['contexts'] * memory['context']:,}")
     table.add_row(f"{memory['slots']} request slots", f"{memory['slots'] * memory['slot']:,}")
+    for node in plan["nodes"]:
+        for name, size in node.get("state", {}).items():
+            table.add_row(f"{node['name']}: {name} of one request", f"{size:,}")
     table.add_row("weights", f"{memory['weights']:,}")
     table.add_row("total", f"{memory['total']:,}")
     return table

@@ -105,6 +105,8 @@ class PackageSpec:
             returns one valid tuple of inputs for given sizes of the shape symbols.
         arguments: keyword arguments of the module, JSON values.
         inputs, outputs: in call order, in definition-local symbols.
+        compared: the outputs that must equal eager's; all of them when empty. Those that depend on the order of nearly
+            equal values cannot.
     """
 
     name: str
@@ -112,11 +114,15 @@ class PackageSpec:
     arguments: Mapping[str, Any]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    compared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class When:
-    """Run a call only where element 0 of an input equals ``equals``; an absent input counts as ``default``."""
+    """Run a call only where element 0 of ``port`` equals ``equals``; an absent input counts as ``default``.
+
+    ``port`` is an input, or ``local:NAME``, a ``u8`` or ``bool`` that an earlier call has made.
+    """
 
     port: str
     equals: int
@@ -125,8 +131,14 @@ class When:
 
 @dataclass(frozen=True)
 class Call:
-    """One package run. Operands are ``port:NAME``, ``local:NAME`` (kept inside the node) or, for inputs,
-    ``iota:PORT``: ``i32[L]`` = 0..L-1 with L the longest sequence of the ``cu_seqlens`` in that port."""
+    """One package run. Operands are ``port:NAME`` or ``local:NAME`` (kept inside the node, and replaced by a later call
+    that writes the same name; no package may return one of its inputs as it is). For inputs also:
+
+    - ``iota:PORT``: ``i32[L]`` = 0..L-1 with L the longest sequence of the ``cu_seqlens`` in that port;
+    - ``count:PORT:DEFAULT``: ``i32[n]`` = 0..n-1 with n the value of an ``i64`` input, DEFAULT where it is absent;
+      ``count:PORT:DEFAULT:OTHER:OTHER_DEFAULT`` takes a default of at most what OTHER counts;
+    - ``scalar:PORT:DEFAULT``: an ``f32`` input, DEFAULT where it is absent.
+    """
 
     package: str
     inputs: tuple[str, ...]
@@ -136,7 +148,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the request before the first call: ``packed`` (tokens, cu_seqlens, max_length) or ``range``."""
+    """A check of the request before the first call: ``packed`` (tokens, cu_seqlens, max_length), ``range`` (tensor,
+    low, high) or ``at_most`` (tensor, other: two ``i64`` scalars)."""
 
     kind: str
     arguments: Mapping[str, Any]
@@ -147,7 +160,9 @@ class BuildSpec:
     """How an AOTI node is built and run.
 
     ``bounds`` gives sizes of symbols that only packages have. ``mapping`` names a function from ``config.json`` to
-    ``{parameter: checkpoint parameter}``.
+    ``{parameter: checkpoint parameter}``. ``state`` says how many bytes a request keeps inside the node between calls:
+    by name, a product of symbols and an integer such as ``P*L*1536``. ``generated`` is how many positions the node adds
+    to the longest input.
     """
 
     packages: tuple[PackageSpec, ...]
@@ -155,6 +170,8 @@ class BuildSpec:
     checks: tuple[Check, ...]
     mapping: str
     bounds: Mapping[str, int]
+    state: Mapping[str, str] = field(default_factory=dict)
+    generated: int = 0
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Prefill(Backbone):
         x = self.embed(tokens)
         cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, self.get_buffer("inverse_frequencies")))
         kept: list[Tensor] = []
-        for layer in self.layers:
+        for layer in self.blocks():
             x, k, v = layer.with_keys(x, cos, sin, packing)
             kept += [rows.flatten(1)[packing.pad] for rows in (k, v)]
         hidden = self.norm(x[packing.last]).unsqueeze(1)
@@ -109,12 +109,13 @@ class Step(Backbone):
         shape = (suffix.shape[0], prompts, width, self.keys, self.kv_heads, self.head_dim)
         moved = moved.reshape(shape)
         here = (torch.arange(self.keys, device=token.device) == step - 1)[:, None, None]
-        positions = (lengths + step - 1)[:, None].expand(prompts, width).flatten()
+        # Sums, not expanded views, of which the exporter would ask that no size is 1.
+        positions = ((lengths + step - 1)[:, None] + torch.zeros_like(token)).reshape(prompts * width)
         x = self.embed(token.flatten())
         cos, sin = (r.to(x.dtype) for r in rotation(positions, self.get_buffer("inverse_frequencies")))
         prefix = prefix.reshape(*prefix.shape[:3], self.kv_heads, self.head_dim)
         kept: list[Tensor] = []
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.blocks()):
             q, k, v = layer.attention.project(layer.attention_norm(x), cos, sin)
             new = [r.reshape(prompts, width, 1, self.kv_heads, self.head_dim) for r in (k, v)]
             keys, values = (torch.where(here, r, moved[2 * i + j]) for j, r in enumerate(new))
@@ -156,9 +157,12 @@ class Expand(OutputHead):
         max_width: int,
     ) -> None:
         super().__init__(config, precision, operators)
-        self.steps, self.stop_tokens, self.min_tokens = steps, tuple(stop_tokens), min_tokens
-        self.per_beam = 1 + max(1, len(self.stop_tokens))
+        self.steps, self.min_tokens = steps, min_tokens
+        self.per_beam = 1 + max(1, len(stop_tokens))
         self.columns = max(self.weight.shape[0], self.per_beam * max_width)
+        stops = torch.zeros(self.columns, dtype=torch.bool)
+        stops[list(stop_tokens)] = True
+        self.register_buffer("stops", stops, persistent=False)
 
     def forward(
         self,
@@ -176,8 +180,8 @@ class Expand(OutputHead):
         Args:
             hidden: ``[P,B,H]``.
             step, history, beams, completed, pool: the state, see the module.
-            length_penalty: ``f32[1]``.
-            returned: ``i32[R]``: how many sequences the request wants.
+            length_penalty: ``f32``, a scalar.
+            returned: ``i32[R]``, 0..R-1: the request wants R sequences.
 
         Returns:
             ``token i64[P,W], parent i64[P,W], open u8[1]`` and the next ``step, history, beams, completed, pool``.
@@ -191,7 +195,7 @@ class Expand(OutputHead):
         total, token = totals.gather(1, chosen), ids.flatten(1).gather(1, chosen)
         parent = chosen // count
         valid = total > NEVER
-        stop = self.is_stop(token) & valid
+        stop = self.get_buffer("stops")[token] & valid
         here = torch.arange(self.steps, device=hidden.device) == step
         tokens = torch.where(here, token[..., None], _rows(history, parent))
         last = total - _rows(beams, parent)[..., 0]
@@ -201,7 +205,7 @@ class Expand(OutputHead):
         completed, pool = _merge(
             completed,
             pool,
-            torch.cat([length.expand(token.shape)[..., None], tokens], dim=-1),
+            torch.cat([(length + torch.zeros_like(token))[..., None], tokens], dim=-1),
             torch.cat([final[..., None], total[..., None], steps], dim=-1),
         )
         going = first_indices(order_key(torch.where(valid & ~stop, 1.0, 0.0)), width)
@@ -220,17 +224,7 @@ class Expand(OutputHead):
 
     def allowed(self, step: Tensor) -> Tensor | None:
         """``bool[V]``: all tokens, but for stop tokens before the minimum length."""
-        if self.min_tokens <= 1 or not self.stop_tokens:
-            return None
-        stop = self.is_stop(torch.arange(self.columns, device=step.device))
-        return ~stop | (step + 1 >= self.min_tokens)
-
-    def is_stop(self, token: Tensor) -> Tensor:
-        """``bool``, the same shape."""
-        stop = torch.zeros_like(token, dtype=torch.bool)
-        for one in self.stop_tokens:
-            stop = stop | (token == one)
-        return stop
+        return ~self.get_buffer("stops") | (step + 1 >= self.min_tokens) if self.min_tokens > 1 else None
 
     def open(
         self, cumulative: Tensor, pool: Tensor, length: Tensor, length_penalty: Tensor, returned: Tensor
@@ -239,7 +233,7 @@ class Expand(OutputHead):
         shortest = (length + 1).float() ** length_penalty
         longest = float(self.steps) ** length_penalty
         reachable = torch.maximum(cumulative / shortest, cumulative / longest)
-        worst = pool.narrow(1, returned.shape[0] - 1, 1)[..., 0]
+        worst = pool[..., 0].index_select(1, returned.amax().long().reshape(1))
         return ((reachable > NEVER) & (reachable > worst)).any().to(torch.uint8).reshape(1)
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -252,7 +246,7 @@ class Expand(OutputHead):
             torch.zeros(prompts, before, self.steps + 1),
             torch.zeros(prompts, width, self.steps + 1, dtype=torch.int64),
             torch.full((prompts, width, self.steps + 2), NEVER),
-            torch.ones(1),
+            torch.tensor(1.0),
             torch.arange(min(sizes["R"], width), dtype=torch.int32),
         )
 
@@ -282,7 +276,7 @@ class Finish(nn.Module):
         """
         done = (step >= self.steps) & (beams[..., 0] > NEVER)
         final = torch.where(done, beams[..., 0] / step.float() ** length_penalty, NEVER)
-        lengths = step.expand(history.shape[:2])[..., None]
+        lengths = (step + torch.zeros_like(history[..., 0]))[..., None]
         ended = torch.cat([torch.ones_like(completed[..., 0]), torch.zeros_like(history[..., 0])], dim=1)
         completed = torch.cat([completed, torch.cat([lengths, history], dim=-1)], dim=1)
         pool = torch.cat([pool, torch.cat([final[..., None], beams], dim=-1)], dim=1)
@@ -292,8 +286,8 @@ class Finish(nn.Module):
         return (
             torch.where(there[..., None], rows[..., 1:], 0),
             torch.where(there, rows[..., 0], 0).int(),
-            numbers[..., 0].contiguous(),
-            numbers[..., 1].contiguous(),
+            numbers[..., 0].clone(memory_format=torch.contiguous_format),
+            numbers[..., 1].clone(memory_format=torch.contiguous_format),
             torch.where(there[..., None], numbers[..., 2:], 0.0),
             there & (ended.gather(1, order) > 0),
             there.sum(dim=1).int(),
@@ -311,7 +305,7 @@ class Finish(nn.Module):
             beams,
             torch.randint(5, (prompts, width, n + 1), generator=generator),
             pool,
-            torch.ones(1),
+            torch.tensor(1.0),
             torch.arange(min(sizes["R"], width), dtype=torch.int32),
         )
 

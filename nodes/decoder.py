@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -213,6 +213,10 @@ class Backbone(nn.Module):
         self.to(DTYPES[precision])
         frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
+
+    def blocks(self) -> list[Layer]:
+        """The layers in order."""
+        return cast(list[Layer], list(self.layers))
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor) -> Tensor:
         """Runs one prefill.

@@ -88,7 +88,7 @@ class EncodeSequences:
         """Readable form of the native node. ``config`` is what :meth:`configure` returns."""
         spec = parse_tokenizer((root / config["tokenizer"]).read_bytes())
         self._decoding, self._style = decoding(spec), config["style"]
-        self._model, self._vocab_size = config["model"], spec.vocab_size
+        self._model = config["model"]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
         """``body: u8[J]``, UTF-8 JSON.
@@ -105,7 +105,7 @@ class EncodeSequences:
         lengths = inputs["lengths"][prompt][: max(count, 0)]
         wrong = not 0 <= count <= width or any(not 0 <= n <= steps for n in lengths)
         rows = [] if wrong else [inputs["tokens"][prompt][i][:n].tolist() for i, n in enumerate(lengths)]
-        if wrong or any(not 0 <= t < self._vocab_size for row in rows for t in row):
+        if wrong or any(t < 0 for row in rows for t in row):
             raise InternalError(f"[encode_sequences] prompt {prompt} has a count, length or token out of range")
         return [self._sequence(inputs, prompt, i, tokens) for i, tokens in enumerate(rows)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
 from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
@@ -58,7 +58,7 @@ class Score:
         config: Mapping[str, Any],
         precision: str,
         operators: Mapping[str, str],
-        per_request: bool,
+        connected: Set[str],
     ) -> BuildSpec:
         """One backbone package, and one small head package per reduction the node can be asked for.
 
@@ -67,8 +67,9 @@ class Score:
             config: the checkpoint's ``config.json``.
             precision: ``fp32`` or ``bf16``.
             operators: the target's choice for each operator.
-            per_request: whether ``apply_softmax`` is connected.
+            connected: the input ports that have a tensor.
         """
+        per_request = "apply_softmax" in connected
         arguments = {"config": dict(config), "precision": precision, "operators": dict(operators)}
         hidden = f"{'f32' if precision == 'fp32' else 'bf16'}[B,{config['hidden_size']}]"
         packed = (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]"), Port.of("iota", "i32[L]"))

@@ -97,7 +97,7 @@ def test_native_and_reference_agree_and_text_is_the_librarys(name: str, style: s
     pair = Pair(tmp_path, DOCUMENTS[name], style)
     vocabulary = pair.library.get_vocab_size()
     for seed in range(150):
-        inputs = inputs_of(seed, vocabulary)
+        inputs = inputs_of(seed, vocabulary + 5)  # a model may have more rows than its tokenizer has tokens
         if seed % 3 == 0:
             for absent in ("step_scores", "cumulative", "finished", "request_id", "created", "return_tokens"):
                 inputs.pop(absent)
@@ -155,8 +155,7 @@ def test_the_documented_replies(tmp_path: Path) -> None:
         ("lengths", (0, 0), -1),
         ("lengths", (0, 1), 4),
         ("tokens", (0, 0, 0), -1),
-        ("tokens", (0, 0, 2), 10**6),
-        ("tokens", (0, 1, 0), 2**62),
+        ("tokens", (0, 1, 0), -(2**62)),
     ],
 )
 def test_what_is_out_of_range_is_an_error(port: str, place: Any, value: int, tmp_path: Path) -> None:

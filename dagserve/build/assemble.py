@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -235,6 +236,7 @@ def _node(
     return record | {
         "checks": [_check(c, record) for c in build.spec.checks],
         "calls": [_call(c, build, record, names, locals_) for c in build.spec.calls],
+        "state": _state_bytes(build),
     }
 
 
@@ -268,22 +270,45 @@ def _call(
 ) -> dict[str, Any]:
     record: dict[str, Any] = {
         "package": names.index(f"{build.node.name}.{call.package}"),
-        "inputs": [_operand(o, build, node, locals_) for o in call.inputs],
-        "outputs": [_operand(o, build, node, locals_) for o in call.outputs],
+        "inputs": [_operand(o, build, node, node["inputs"], locals_) for o in call.inputs],
+        "outputs": [_operand(o, build, node, node["outputs"], locals_) for o in call.outputs],
     }
     if call.when is not None:
-        tensor = node["inputs"][call.when.port]
-        record["when"] = {"tensor": tensor, "equals": call.when.equals, "default": call.when.default}
+        local = call.when.port.startswith("local:")
+        what = {"local": locals_.index(call.when.port)} if local else {"tensor": node["inputs"][call.when.port]}
+        record["when"] = {**what, "equals": call.when.equals, "default": call.when.default}
     return record
 
 
-def _operand(operand: str, build: NodeBuild, node: Mapping[str, Any], locals_: list[str]) -> dict[str, Any]:
+def _operand(
+    operand: str, build: NodeBuild, node: Mapping[str, Any], ports: Mapping[str, Any], locals_: list[str]
+) -> dict[str, Any]:
     kind, _, name = operand.partition(":")
     if kind == "local":
         return {"local": locals_.index(operand)}
     if kind == "iota":
         return {"iota": {"max_length_of": node["inputs"][name], "bound": build.bounds["L"]}}
-    return {"tensor": (node["inputs"] | node["outputs"])[name]}
+    if kind == "scalar":
+        port, _, default = name.partition(":")
+        return {"scalar": {"tensor": node["inputs"][port], "default": float(default)}}
+    if kind == "count":
+        return {"count": _count(node, name.split(":"))}
+    return {"tensor": ports[name]}
+
+
+def _count(node: Mapping[str, Any], parts: list[str]) -> dict[str, Any]:
+    record: dict[str, Any] = {"tensor": node["inputs"][parts[0]], "default": int(parts[1])}
+    if len(parts) > 2:
+        record["at_most"] = {"tensor": node["inputs"][parts[2]], "default": int(parts[3])}
+    return record
+
+
+def _state_bytes(build: NodeBuild) -> dict[str, int]:
+    """Largest bytes a request keeps inside a node, by name."""
+    return {
+        name: math.prod(build.bounds[part] if part in build.bounds else int(part) for part in product.split("*"))
+        for name, product in build.spec.state.items()
+    }
 
 
 def _concurrency(graph: Graph) -> dict[str, int]:

@@ -67,6 +67,7 @@ class BuildDesign:
             "arguments": dict(package.arguments),
             "inputs": [port_json(p) for p in package.inputs],
             "outputs": [port_json(p) for p in package.outputs],
+            "compared": list(package.compared),
             "bounds": {s: build.bounds[s] for s in package_symbols(package)},
         }
         key = digest([job, self.code, dict(self.environment)])
@@ -115,9 +116,9 @@ def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
     definition: Any = node.definition
     operators = _operators(graph, node)
     source = import_model(node.options["checkpoint"], cache)
-    _check_length(graph, node, source)
-    per_request = "apply_softmax" in node.inputs
-    spec = definition.build(node.options, source.config, graph.target.precision, operators, per_request)
+    connected = frozenset(node.inputs)
+    spec: BuildSpec = definition.build(node.options, source.config, graph.target.precision, operators, connected)
+    _check_length(graph, node, source, spec.generated)
     bounds = {local: dim.size(graph.bounds) for local, dim in node.dims.items()} | dict(spec.bounds)
     return NodeBuild(node, spec, source, bounds)
 
@@ -128,9 +129,9 @@ def _operators(graph: Graph, node: GraphNode) -> dict[str, str]:
     return {name: graph.target.operators.get(name, choices[0]) for name, choices in definition.operators.items()}
 
 
-def _check_length(graph: Graph, node: GraphNode, source: ModelSource) -> None:
+def _check_length(graph: Graph, node: GraphNode, source: ModelSource, generated: int) -> None:
     longest = source.config.get("max_position_embeddings")
-    wanted = node.options["max_length"]
+    wanted = node.options["max_length"] + generated
     if longest is not None and wanted > longest:
         message = f"node `{node.name}` allows {wanted} tokens a text, its model {longest}"
         fix = f"lower max_length or the bound `length` to {longest}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dagserve.endpoints import ENDPOINTS
 from dagserve.errors import Diagnostic
 from dagserve.graph import Graph, Tensor
 from dagserve.manifest.source import did_you_mean, sentence
@@ -106,42 +107,39 @@ def _entry_mistake(graph: Graph, entry: Entry) -> Iterator[Diagnostic]:
         yield graph.mistake(entry.value.position, message, problem[1], "sample")
 
 
-_REQUIRED = {"query": "text", "items": "text[batch]"}
-_OPTIONAL = {"labels": "text[labels]", "label_token_ids": "i64[labels]", "apply_softmax": "bool"}
-
-
 def check_endpoint(graph: Graph) -> Graph:
-    """What ``endpoint: score`` asks: inputs ``query`` and ``items``, an output ``response`` of bytes.
+    """What the manifest's ``endpoint`` asks: its required inputs, and an output ``response`` of bytes.
 
-    ``labels``, ``label_token_ids`` and ``apply_softmax`` may be there too. Any other input needs a default or
-    ``optional``, since no request of this protocol carries it.
+    The endpoint's optional inputs may be there too. Any other input needs a default or ``optional``, since no request
+    of this protocol carries it.
     """
-    return graph.reporting(list(_score_mistakes(graph))) if graph.manifest.endpoint else graph
+    return graph.reporting(list(_endpoint_mistakes(graph))) if graph.manifest.endpoint else graph
 
 
-def _score_mistakes(graph: Graph) -> Iterator[Diagnostic]:
-    endpoint = graph.manifest.endpoint
-    assert endpoint is not None
-    for name, kind in _REQUIRED.items():
+def _endpoint_mistakes(graph: Graph) -> Iterator[Diagnostic]:
+    named = graph.manifest.endpoint
+    assert named is not None
+    endpoint = ENDPOINTS[named.value]
+    for name, kind in endpoint.required.items():
         if name not in graph.manifest.inputs and not graph.manifest.is_broken("inputs", name):
             fix = sentence(
                 f'add `{name}: {{type: "{kind}"}}` under `inputs`', did_you_mean(name, graph.manifest.inputs)
             )
-            yield graph.mistake(endpoint.position, f"endpoint score needs an input `{name}`", fix, "endpoint")
+            yield graph.mistake(named.position, f"endpoint {named.value} needs an input `{name}`", fix, "endpoint")
     for spec in graph.inputs:
-        yield from _score_input(graph, graph.tensors[spec.name])
-    yield from _score_response(graph)
+        yield from _endpoint_input(graph, graph.tensors[spec.name], named.value)
+    yield from _endpoint_response(graph, named.value)
 
 
-def _score_input(graph: Graph, tensor: Tensor) -> Iterator[Diagnostic]:
-    spec = graph.manifest.inputs[tensor.name]
-    wanted = {**_REQUIRED, **_OPTIONAL}.get(tensor.name, "")
+def _endpoint_input(graph: Graph, tensor: Tensor, name: str) -> Iterator[Diagnostic]:
+    spec, endpoint = graph.manifest.inputs[tensor.name], ENDPOINTS[name]
+    wanted = {**endpoint.required, **endpoint.optional}.get(tensor.name, "")
     if wanted and tensor.known and not _same_form(tensor.type, wanted):
-        message = f"endpoint score gives `{tensor.name}` as {wanted}, but it is {tensor.type}"
+        message = f"endpoint {name} gives `{tensor.name}` as {wanted}, but it is {tensor.type}"
         yield graph.mistake(tensor.position, message, f'write `type: "{wanted}"`', "endpoint")
     left_out = not spec.optional and spec.default is None
-    if tensor.name not in _REQUIRED and left_out and not graph.manifest.is_broken("inputs", spec.name):
-        message = f"a request to endpoint score may come without `{spec.name}`"
+    if tensor.name not in endpoint.required and left_out and not graph.manifest.is_broken("inputs", spec.name):
+        message = f"a request to endpoint {name} may come without `{spec.name}`"
         yield graph.mistake(spec.position, message, "add `optional: true` or a default", "endpoint")
 
 
@@ -152,18 +150,17 @@ def _same_form(kind: TensorType, wanted: str) -> bool:
     return kind.dtype == dtype and shape == ([True] if listed else [])
 
 
-def _score_response(graph: Graph) -> Iterator[Diagnostic]:
+def _endpoint_response(graph: Graph, name: str) -> Iterator[Diagnostic]:
     text = graph.manifest.outputs.get("response")
     if text is None:
         if not graph.manifest.is_broken("outputs", "response"):
             fix = sentence(
                 "add `response: <node.port>` of type u8[symbol]", did_you_mean("response", graph.manifest.outputs)
             )
-            yield graph.mistake(
-                graph.manifest.outputs_position, "endpoint score needs an output `response`", fix, "endpoint"
-            )
+            message = f"endpoint {name} needs an output `response`"
+            yield graph.mistake(graph.manifest.outputs_position, message, fix, "endpoint")
         return
     tensor = graph.tensors.get(graph.outputs.get("response", ""))
     if tensor and tensor.known and (tensor.type.dtype, len(tensor.type.shape)) != ("u8", 1):
-        message = f"endpoint score returns bytes, u8[symbol], but `{tensor.name}` is {tensor.type}"
+        message = f"endpoint {name} returns bytes, u8[symbol], but `{tensor.name}` is {tensor.type}"
         yield graph.mistake(text.position, message, "name an output such as that of encode_scores", "endpoint")

@@ -87,7 +87,7 @@ class ReferenceRuntime:
             request.check(check)
         kept: dict[int, torch.Tensor] = {}
         for call in node["calls"]:
-            if not request.selects(call.get("when")):
+            if not request.selects(call.get("when"), kept):
                 continue
             operands = [_operand(o, request, kept) for o in call["inputs"]]
             results = self._packages[call["package"]].run(operands)
@@ -160,17 +160,19 @@ class _Request:
         if known != value:
             raise InvalidRequest(f"{name} has {dim.symbol} = {value}, but {by} has {known}; they must agree")
 
-    def selects(self, when: Mapping[str, Any] | None) -> bool:
+    def selects(self, when: Mapping[str, Any] | None, kept: Mapping[int, torch.Tensor]) -> bool:
         """Whether a call's condition holds."""
         if when is None:
             return True
-        value = self.values[when["tensor"]]
+        value = kept.get(when["local"]) if "local" in when else self.values[when["tensor"]]
         return bool((when["default"] if value is None else int(value)) == when["equals"])
 
     def check(self, check: Mapping[str, Any]) -> None:
         """One of the plan's checks, before any package runs."""
         if check["kind"] == "range":
             self._check_range(check)
+        elif check["kind"] == "at_most":
+            self._check_at_most(check)
         else:
             self._check_packed(check)
 
@@ -179,7 +181,22 @@ class _Request:
         for i, value in enumerate(() if values is None else values.flat):
             if not check["low"] <= value < check["high"]:
                 limits = f"from {check['low']} to {check['high'] - 1}"
-                raise InvalidRequest(f"{name}[{i}] is {value}; it must be {limits}")
+                place = f"{name}[{i}]" if values.shape else name
+                raise InvalidRequest(f"{place} is {value}; it must be {limits}")
+
+    def _check_at_most(self, check: Mapping[str, Any]) -> None:
+        name, by = (self.plan["tensors"][check[key]]["name"] for key in ("tensor", "other"))
+        value, limit = self.values[check["tensor"]], self.values[check["other"]]
+        if value is not None and limit is not None and value > limit:
+            raise InvalidRequest(f"{name} is {value} but {by} is {limit}; lower {name} or raise {by}")
+
+    def count(self, count: Mapping[str, Any]) -> int:
+        """The rows of a ``count`` operand."""
+        value = None if count["tensor"] is None else self.values[count["tensor"]]
+        if value is not None:
+            return int(value)
+        limit = count.get("at_most")
+        return min(count["default"], self.count(limit)) if limit else int(count["default"])
 
     def _check_packed(self, check: Mapping[str, Any]) -> None:
         name, cu_seqlens = self.plan["tensors"][check["cu_seqlens"]]["name"], self.values[check["cu_seqlens"]]
@@ -218,6 +235,12 @@ def _fits(value: int, dtype: str) -> bool:
 def _operand(operand: Mapping[str, Any], request: _Request, kept: Mapping[int, torch.Tensor]) -> torch.Tensor:
     if "local" in operand:
         return kept[operand["local"]]
+    if "scalar" in operand:
+        tensor = operand["scalar"]["tensor"]
+        value = None if tensor is None else request.values[tensor]
+        return torch.tensor(operand["scalar"]["default"] if value is None else float(value), dtype=torch.float32)
+    if "count" in operand:
+        return torch.arange(request.count(operand["count"]), dtype=torch.int32)
     if "iota" in operand:
         longest = int(np.diff(request.values[operand["iota"]["max_length_of"]]).max())
         return torch.arange(longest, dtype=torch.int32)

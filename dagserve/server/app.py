@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 import dagserve
+from dagserve.endpoints import ENDPOINTS, body_schema
 from dagserve.errors import Cancelled, Draining, InternalError, InvalidRequest, RequestError
 from dagserve.server.errors import (
     TooLarge,
@@ -24,7 +25,7 @@ from dagserve.server.errors import (
     on_request_error,
 )
 from dagserve.server.metrics import Metrics
-from dagserve.server.protocol import ErrorReply, ScoreReply, ScoreRequest
+from dagserve.server.protocol import REPLIES, ErrorReply
 
 DEADLINE_HEADER = "X-Request-Deadline-Ms"
 REQUEST_ID_HEADER = "X-Request-Id"
@@ -61,7 +62,7 @@ class Service:
         self.metrics = Metrics(engine.stats)
         self.draining = False
 
-    async def score(self, request: Request) -> Response:
+    async def answer(self, request: Request) -> Response:
         """Reads a body, submits it, and passes the engine's bytes on."""
         started = time.perf_counter()
         response = await self._answer(request)
@@ -150,22 +151,24 @@ def create_app(engine: Backend) -> FastAPI:
         exception_handlers={RequestError: on_request_error, HTTPException: on_http_exception},
     )
     app.state.service = service
-    _add_score(app, service)
+    _add_endpoint(app, service)
     _add_state(app, service)
     return app
 
 
-def _add_score(app: FastAPI, service: Service) -> None:
+def _add_endpoint(app: FastAPI, service: Service) -> None:
     # The body is read by hand, so that its size is bounded while it arrives; the schema is declared beside it.
-    schema = ScoreRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    plan = service.engine.plan
+    endpoint = ENDPOINTS[plan["endpoint"]]
+    schema = body_schema(plan, plan["endpoint"])
     documented: dict[int | str, dict[str, Any]] = documented_errors()
     documented[400]["model"] = ErrorReply
     app.add_api_route(
-        "/v1/score",
-        service.score,
+        endpoint.path,
+        service.answer,
         methods=["POST"],
-        summary="Score items against a query",
-        responses={200: {"model": ScoreReply}, **documented},
+        summary=endpoint.summary,
+        responses={200: {"model": REPLIES[plan["endpoint"]]}, **documented},
         openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
     )
 

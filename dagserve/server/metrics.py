@@ -18,7 +18,7 @@ class Metrics:
     def __init__(self, stats: Callable[[], Mapping[str, Any]]) -> None:
         self._registry = CollectorRegistry()
         self.requests = Counter(
-            "dagserve_http_requests", "Requests to scoring endpoints by status.", ["status"], registry=self._registry
+            "dagserve_http_requests", "Requests to the endpoint by status.", ["status"], registry=self._registry
         )
         self.latency = Histogram(
             "dagserve_http_request_seconds",

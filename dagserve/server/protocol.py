@@ -1,25 +1,11 @@
-"""Bodies as the API's documentation shows them. Native code decodes and checks them, see :mod:`dagserve.endpoints`."""
+"""Replies as the API's documentation shows them; CPU nodes write them. Requests are in :mod:`dagserve.endpoints`."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from collections.abc import Mapping
+from typing import Any
 
-
-class ScoreRequest(BaseModel):
-    """Score each item against the query.
-
-    Without softmax, a score is the full-vocabulary probability of the label after the prompt.
-    """
-
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"query": "q", "items": ["a", "b"]}]})
-
-    query: StrictStr = Field(description="Text put into the template's {query}.")
-    items: list[StrictStr] | StrictStr = Field(description="One text, or a list: one row of scores each.")
-    label_token_ids: list[StrictInt] | None = Field(None, description="Vocabulary ids to score; or give `labels`.")
-    labels: list[StrictStr] | None = Field(None, description="Label texts, each exactly one token.")
-    apply_softmax: StrictBool | None = Field(None, description="Softmax over the labels, so that a row sums to 1.")
-    item_first: StrictBool = Field(False, description="Must be false: the manifest's template fixes the order.")
-    model: StrictStr | None = Field(None, description="The served model's name, if given.")
+from pydantic import BaseModel
 
 
 class Usage(BaseModel):
@@ -37,6 +23,85 @@ class ScoreReply(BaseModel):
     model: str
     usage: Usage
     object: str = "scoring"
+
+
+class Sequence(BaseModel):
+    """One generated sequence; ``score`` is its cumulative log-probability over ``length ** length_penalty``."""
+
+    text: str
+    score: float | None
+    tokens: list[int] | None = None
+    cumulative: float | None = None
+    step_scores: list[float | None] | None = None
+
+
+class Found(BaseModel):
+    """The sequences of one prompt, best first: ``found`` of them, which may be fewer than were asked for."""
+
+    found: int
+    sequences: list[Sequence]
+
+
+class GenerateReply(BaseModel):
+    """One entry for each prompt."""
+
+    results: list[Found]
+    model: str
+    usage: Usage
+    object: str = "generation"
+
+
+class Choice(BaseModel):
+    """One sequence in OpenAI's form."""
+
+    index: int
+    text: str
+    logprobs: None = None
+    finish_reason: str
+
+
+class CompletionReply(BaseModel):
+    """OpenAI's completion: the choices of all prompts in order, the best first of each."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Beam(BaseModel):
+    """One sequence in SGLang's form."""
+
+    text: str
+    tokens: list[int]
+    beam_score: float | None
+    finish_reason: str
+
+
+class BeamsMeta(BaseModel):
+    """Usage of one prompt, and its sequences."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    beam_results: list[Beam]
+
+
+class BeamsReply(BaseModel):
+    """SGLang's reply to one prompt; several prompts get a list of them."""
+
+    text: str
+    meta_info: BeamsMeta
+
+
+REPLIES: Mapping[str, Any] = {
+    "score": ScoreReply,
+    "generate": GenerateReply,
+    "completions": CompletionReply,
+    "beams": BeamsReply | list[BeamsReply],
+}
+"""The reply of each endpoint."""
 
 
 class ErrorDetail(BaseModel):

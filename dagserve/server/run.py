@@ -52,7 +52,7 @@ def serve(artifact: Path, host: str, port: int, *, drain_s: float = 30.0) -> int
     listener = _listen(host, port)
     with Engine.load(artifact) as engine, listener:
         if engine.plan["endpoint"] is None:
-            raise ArtifactError(f"{artifact} has no HTTP endpoint; add `endpoint: score` to its manifest")
+            raise ArtifactError(f"{artifact} has no HTTP endpoint; add an `endpoint` to its manifest")
         app = create_app(engine)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, lifespan="off"

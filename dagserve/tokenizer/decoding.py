@@ -37,9 +37,12 @@ class Decoding:
         return 0x80 <= (self.texts[index] or b"\0")[0] < 0xC0
 
     def text(self, ids: Sequence[int], *, special: bool = False, unknown: bool = True) -> str:
-        """The text of tokens, with or without special and unknown ones: the readable form of the native code."""
+        """The text of tokens, with or without special and unknown ones: the readable form of the native code.
+
+        An id that the tokenizer does not know has no text: models may have more rows than their tokenizer has tokens.
+        """
         hidden = (0 if special else SPECIAL) | (0 if unknown else UNKNOWN)
-        shown = [i for i in ids if not self.flags[i] & hidden]
+        shown = [i for i in ids if i < len(self.flags) and not self.flags[i] & hidden]
         if self.byte_level:
             return b"".join(self.texts[i] for i in shown).decode(errors="replace")
         text, run = "", b""

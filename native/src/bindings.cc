@@ -76,10 +76,31 @@ std::string json_of(nb::handle value) {
 }
 
 Operand parse_operand(const nb::dict& dict) {
-  if (dict.contains("tensor")) return {Operand::Kind::tensor, get<int>(dict, "tensor"), 0};
-  if (dict.contains("local")) return {Operand::Kind::local, get<int>(dict, "local"), 0};
-  const auto iota = get<nb::dict>(dict, "iota");
-  return {Operand::Kind::iota, get<int>(iota, "max_length_of"), get<std::int64_t>(iota, "bound")};
+  if (dict.contains("tensor")) return {.kind = Operand::Kind::tensor, .index = get<int>(dict, "tensor")};
+  if (dict.contains("local")) return {.kind = Operand::Kind::local, .index = get<int>(dict, "local")};
+  Operand operand;
+  if (dict.contains("scalar")) {
+    const auto scalar = get<nb::dict>(dict, "scalar");
+    operand.kind = Operand::Kind::scalar;
+    operand.index = index_or_none(scalar["tensor"]);
+    operand.scalar = static_cast<float>(get<double>(scalar, "default"));
+  } else if (dict.contains("count")) {
+    const auto count = get<nb::dict>(dict, "count");
+    operand.kind = Operand::Kind::count;
+    operand.index = index_or_none(count["tensor"]);
+    operand.bound = get<std::int64_t>(count, "default");
+    if (count.contains("at_most")) {
+      const auto limit = get<nb::dict>(count, "at_most");
+      operand.at_most = index_or_none(limit["tensor"]);
+      operand.at_most_default = get<std::int64_t>(limit, "default");
+    }
+  } else {
+    const auto iota = get<nb::dict>(dict, "iota");
+    operand.kind = Operand::Kind::iota;
+    operand.index = get<int>(iota, "max_length_of");
+    operand.bound = get<std::int64_t>(iota, "bound");
+  }
+  return operand;
 }
 
 CallSpec parse_call(const nb::dict& dict) {
@@ -91,7 +112,8 @@ CallSpec parse_call(const nb::dict& dict) {
     call.outputs.push_back(parse_operand(nb::cast<nb::dict>(operand)));
   if (dict.contains("when")) {
     const auto when = get<nb::dict>(dict, "when");
-    call.when = get<int>(when, "tensor");
+    (when.contains("local") ? call.when_local : call.when) =
+        get<int>(when, when.contains("local") ? "local" : "tensor");
     call.equals = get<std::int64_t>(when, "equals");
     call.when_default = get<std::int64_t>(when, "default");
   }
@@ -105,6 +127,10 @@ CheckSpec parse_check(const nb::dict& dict) {
     check.tensor = get<int>(dict, "tokens");
     check.cu_seqlens = get<int>(dict, "cu_seqlens");
     check.max_length = get<std::int64_t>(dict, "max_length");
+  } else if (get<std::string>(dict, "kind") == "at_most") {
+    check.kind = CheckSpec::Kind::at_most;
+    check.tensor = get<int>(dict, "tensor");
+    check.other = get<int>(dict, "other");
   } else {
     check.tensor = get<int>(dict, "tensor");
     check.low = get<std::int64_t>(dict, "low");

@@ -199,27 +199,59 @@ void Context::run_aoti(const LoadedNode& node, const Limits& limits, Status& sta
   for (const CheckSpec& spec : node.spec->checks)
     if (!check(spec, status)) return;
   for (const CallSpec& spec : node.spec->calls) {
-    if (spec.when >= 0) {
-      const Tensor& chooser = tensors_[spec.when];
-      const std::int64_t value = chooser.present ? chooser.as<std::uint8_t>()[0] : spec.when_default;
-      if (value != spec.equals) continue;
-    }
-    if (!call(node, spec, limits, status)) break;
+    if (wanted(spec) && !call(node, spec, limits, status)) break;
   }
   drop_locals();
 }
 
+bool Context::wanted(const CallSpec& spec) const noexcept {
+  if (spec.when_local >= 0) {
+    void* data = nullptr;
+    const TensorHandle local = locals_[spec.when_local].handle;
+    const bool there = local != nullptr && torch_shim().get_data_ptr(local, &data) == 0;
+    return (there ? static_cast<const std::uint8_t*>(data)[0] : spec.when_default) == spec.equals;
+  }
+  if (spec.when < 0) return true;
+  const Tensor& chooser = tensors_[spec.when];
+  return (chooser.present ? chooser.as<std::uint8_t>()[0] : spec.when_default) == spec.equals;
+}
+
+// The number of rows a `count` operand has.
+std::int64_t Context::count_of(const Operand& operand) const noexcept {
+  const auto value = [&](int tensor, std::int64_t otherwise) {
+    return tensor >= 0 && tensors_[tensor].present ? tensors_[tensor].as<std::int64_t>()[0] : otherwise;
+  };
+  const bool given = operand.index >= 0 && tensors_[operand.index].present;
+  return given ? value(operand.index, 0) : std::min(operand.bound, value(operand.at_most, operand.at_most_default));
+}
+
+bool Context::check_at_most(const CheckSpec& spec, Status& status) const noexcept {
+  const Tensor& tensor = tensors_[spec.tensor];
+  const Tensor& other = tensors_[spec.other];
+  if (!tensor.present || !other.present) return true;
+  const std::int64_t value = tensor.as<std::int64_t>()[0];
+  const std::int64_t limit = other.as<std::int64_t>()[0];
+  if (value <= limit) return true;
+  const char* const name = loaded_.plan.tensors[spec.tensor].name.c_str();
+  const char* const by = loaded_.plan.tensors[spec.other].name.c_str();
+  status.fail(Code::invalid_request, "%s is %lld but %s is %lld; lower %s or raise %s", name,
+              static_cast<long long>(value), by, static_cast<long long>(limit), name, by);
+  return false;
+}
+
 bool Context::check(const CheckSpec& spec, Status& status) const noexcept {
   if (spec.kind == CheckSpec::Kind::packed) return check_packed(spec, status);
+  if (spec.kind == CheckSpec::Kind::at_most) return check_at_most(spec, status);
   const Tensor& tensor = tensors_[spec.tensor];
   const std::int64_t count = tensor.present ? tensor.numel() : 0;
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t value = tensor.as<std::int64_t>()[i];
     if (value < spec.low || value >= spec.high) {
-      status.fail(Code::invalid_request, "%s[%lld] is %lld; it must be from %lld to %lld",
-                  loaded_.plan.tensors[spec.tensor].name.c_str(), static_cast<long long>(i),
-                  static_cast<long long>(value), static_cast<long long>(spec.low),
-                  static_cast<long long>(spec.high - 1));
+      char place[32] = "";
+      if (tensor.rank) std::snprintf(place, sizeof(place), "[%lld]", static_cast<long long>(i));
+      status.fail(Code::invalid_request, "%s%s is %lld; it must be from %lld to %lld",
+                  loaded_.plan.tensors[spec.tensor].name.c_str(), place, static_cast<long long>(value),
+                  static_cast<long long>(spec.low), static_cast<long long>(spec.high - 1));
       return false;
     }
   }
@@ -306,6 +338,19 @@ TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const
       sizes[0] = longest(operand.index);
       data = const_cast<std::int32_t*>(node.iota.data());
       break;
+    case Operand::Kind::count:
+      sizes[0] = count_of(operand);
+      if (sizes[0] < 1 || sizes[0] > std::ssize(node.iota)) {
+        status.fail(Code::internal, "the size of the package's input %s is out of its bounds", port.name.c_str());
+        return nullptr;
+      }
+      data = const_cast<std::int32_t*>(node.iota.data());
+      break;
+    case Operand::Kind::scalar: {
+      const bool given = operand.index >= 0 && tensors_[operand.index].present;
+      data = given ? tensors_[operand.index].data : const_cast<float*>(&operand.scalar);
+      break;
+    }
     case Operand::Kind::local: {
       const TensorHandle local = locals_[operand.index].handle;
       for (int i = 0; i < rank; ++i) torch.get_size(local, i, &sizes[i]);
@@ -362,7 +407,9 @@ bool Context::take(const Operand& operand, const PackagePort& port, TensorHandle
     }
   }
   if (good && operand.kind == Operand::Kind::local) {
-    locals_[operand.index].handle = handle;
+    TensorHandle& local = locals_[operand.index].handle;
+    if (local != nullptr) torch.delete_tensor(local);
+    local = handle;
     return true;
   }
   torch.delete_tensor(handle);

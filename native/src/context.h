@@ -86,6 +86,9 @@ class Context {
   bool check(const CheckSpec& spec, Status& status) const noexcept;
   bool check_packed(const CheckSpec& spec, Status& status) const noexcept;
   bool call(const LoadedNode& node, const CallSpec& spec, const Limits& limits, Status& status) noexcept;
+  bool wanted(const CallSpec& spec) const noexcept;
+  std::int64_t count_of(const Operand& operand) const noexcept;
+  bool check_at_most(const CheckSpec& spec, Status& status) const noexcept;
   TensorHandle wrap(const LoadedNode& node, const Operand& operand, const PackagePort& port, Status& status) noexcept;
   bool take(const Operand& operand, const PackagePort& port, TensorHandle handle, Status& status) noexcept;
   bool expected(const Dim& dim, std::int64_t size, const char* name, Status& status) noexcept;

@@ -32,7 +32,8 @@ class Decoder {
     return !text.empty() && (static_cast<unsigned char>(text[0]) & 0xC0) == 0x80;
   }
 
-  // Writes the text of `ids`, which are in the vocabulary, to `out`. Returns the bytes written.
+  // Writes the text of `ids` to `out`; one that the tokenizer does not know has none, as models may have more rows than
+  // their tokenizer has tokens. Returns the bytes written.
   std::size_t decode(std::span<const std::int64_t> ids, Shown shown, std::span<std::byte> workspace, char* out) const;
 
  private:
@@ -46,6 +47,7 @@ class Decoder {
     return texts_.substr(ends_[i], ends_[i + 1] - ends_[i]);
   }
   bool hidden(std::int64_t id, Shown shown) const {
+    if (static_cast<std::size_t>(id) >= flags_.size()) return true;
     const unsigned char flags = flags_[static_cast<std::size_t>(id)];
     return (!shown.special && (flags & kSpecial)) || (!shown.unknown && (flags & kUnknown));
   }

@@ -141,10 +141,7 @@ class EncodeSequencesNode final : public CpuNode {
   bool check_row(const Request& request, std::int64_t row) const {
     const std::int32_t length = request.length(row);
     if (length < 0 || length > request.steps()) return false;
-    const auto known = [&](std::int64_t id) {
-      return id >= 0 && id < static_cast<std::int64_t>(decoder_.vocab_size());
-    };
-    return std::ranges::all_of(request.tokens(row), known);
+    return std::ranges::all_of(request.tokens(row), [](std::int64_t id) { return id >= 0; });
   }
 
   void write_text(const Request& request, std::int64_t row, std::span<std::byte> workspace, JsonWriter& out) const {

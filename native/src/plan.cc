@@ -60,20 +60,38 @@ void check_tensor(const Plan& plan, const TensorSpec& tensor) {
   if (bytes > tensor.capacity) reject(tensor.name, "capacity is smaller than its shape at the bounds");
 }
 
+void check_scalar(const Plan& plan, const NodeSpec& node, int tensor, Dtype dtype) {
+  check_index(node.name, tensor, plan.tensors.size(), true);
+  if (tensor >= 0 && (plan.tensors[tensor].dtype != dtype || !plan.tensors[tensor].shape.empty()))
+    reject(node.name, plan.tensors[tensor].name + " is not a scalar of type " + dtype_name(dtype));
+}
+
 void check_operand(const Plan& plan, const NodeSpec& node, const Operand& operand) {
-  const bool local = operand.kind == Operand::Kind::local;
-  check_index(node.name, operand.index, local ? static_cast<std::size_t>(node.locals) : plan.tensors.size());
+  switch (operand.kind) {
+    case Operand::Kind::local:
+      return check_index(node.name, operand.index, static_cast<std::size_t>(node.locals));
+    case Operand::Kind::count:
+      if (operand.bound < 1 || operand.at_most_default < 1) reject(node.name, "a count is below 1");
+      check_scalar(plan, node, operand.at_most, Dtype::i64);
+      return check_scalar(plan, node, operand.index, Dtype::i64);
+    case Operand::Kind::scalar:
+      return check_scalar(plan, node, operand.index, Dtype::f32);
+    default:
+      check_index(node.name, operand.index, plan.tensors.size());
+  }
 }
 
 void check_call(const Plan& plan, const NodeSpec& node, const CallSpec& call) {
   check_index(node.name, call.package, plan.packages.size());
   check_index(node.name, call.when, plan.tensors.size(), true);
+  check_index(node.name, call.when_local, static_cast<std::size_t>(node.locals), true);
   const PackageSpec& package = plan.packages[call.package];
   if (call.inputs.size() != package.inputs.size() || call.outputs.size() != package.outputs.size())
     reject(node.name, "call of " + package.name + " has another number of operands than the package");
   for (const Operand& operand : call.inputs) check_operand(plan, node, operand);
   for (const Operand& operand : call.outputs) {
-    if (operand.kind == Operand::Kind::iota) reject(node.name, "an iota is not an output");
+    if (operand.kind != Operand::Kind::tensor && operand.kind != Operand::Kind::local)
+      reject(node.name, "an output is neither a tensor nor a local");
     check_operand(plan, node, operand);
   }
 }
@@ -83,7 +101,11 @@ void check_node(const Plan& plan, const NodeSpec& node) {
   for (int output : node.outputs) check_index(node.name, output, plan.tensors.size());
   for (const CheckSpec& check : node.checks) {
     check_index(node.name, check.tensor, plan.tensors.size());
-    check_index(node.name, check.cu_seqlens, plan.tensors.size(), check.kind == CheckSpec::Kind::range);
+    check_index(node.name, check.cu_seqlens, plan.tensors.size(), check.kind != CheckSpec::Kind::packed);
+    if (check.kind != CheckSpec::Kind::at_most) continue;
+    check_index(node.name, check.other, plan.tensors.size());
+    check_scalar(plan, node, check.tensor, Dtype::i64);
+    check_scalar(plan, node, check.other, Dtype::i64);
   }
   for (const CallSpec& call : node.calls) check_call(plan, node, call);
 }

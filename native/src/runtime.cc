@@ -17,7 +17,8 @@ std::vector<std::int32_t> iota_of(const NodeSpec& node) {
   std::int64_t bound = 0;
   for (const CallSpec& call : node.calls)
     for (const Operand& operand : call.inputs)
-      if (operand.kind == Operand::Kind::iota) bound = std::max(bound, operand.bound);
+      if (operand.kind == Operand::Kind::iota || operand.kind == Operand::Kind::count)
+        bound = std::max({bound, operand.bound, operand.at_most_default == INT64_MAX ? 0 : operand.at_most_default});
   std::vector<std::int32_t> values(static_cast<std::size_t>(bound));
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<std::int32_t>(i);
   return values;

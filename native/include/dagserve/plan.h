@@ -39,23 +39,28 @@ struct InputSpec {
 };
 
 struct Operand {
-  enum class Kind : std::uint8_t { tensor, local, iota } kind = Kind::tensor;
-  int index = -1;          // tensor or local; for iota the cu_seqlens tensor
-  std::int64_t bound = 0;  // iota: longest length
+  enum class Kind : std::uint8_t { tensor, local, iota, count, scalar } kind = Kind::tensor;
+  int index = -1;          // tensor or local; iota: the cu_seqlens tensor; count, scalar: the value, -1 for the default
+  std::int64_t bound = 0;  // iota: longest length; count: the value where the tensor is absent
+  int at_most = -1;        // count: the tensor that limits a default, -1 for `at_most_default`
+  std::int64_t at_most_default = INT64_MAX;
+  float scalar = 0;  // scalar: the value where the tensor is absent
 };
 
 struct CallSpec {
   int package = -1;
   std::vector<Operand> inputs;
   std::vector<Operand> outputs;
-  int when = -1;  // tensor whose element 0 decides, or -1
+  int when = -1;        // tensor whose element 0 decides, or -1
+  int when_local = -1;  // the same for a local of dtype u8 or bool
   std::int64_t equals = 0;
   std::int64_t when_default = 0;  // value of an absent `when` tensor
 };
 
 struct CheckSpec {
-  enum class Kind : std::uint8_t { packed, range } kind = Kind::range;
+  enum class Kind : std::uint8_t { packed, range, at_most } kind = Kind::range;
   int tensor = -1;  // packed: tokens
+  int other = -1;   // at_most: the i64 scalar that `tensor` may not exceed
   int cu_seqlens = -1;
   std::int64_t max_length = 0;
   std::int64_t low = 0;

@@ -1,0 +1,206 @@
+"""The beam search node. Torch code is in :mod:`dagserve.nodes.beam_search`, imported only when a package is built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import Any, ClassVar
+
+from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
+
+MAX_WIDTH = 400
+MAX_STEPS = 8
+
+_MODULE = "dagserve.nodes.beam_search"
+_STATE = ("history", "beams", "completed", "pool")
+_RESULT = ("tokens", "lengths", "scores", "cumulative", "step_scores", "finished", "counts")
+_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
+_DTYPES: Mapping[str, str] = {"fp32": "f32", "bf16": "bf16"}
+
+
+class BeamSearch:
+    """AOTI node: prompts to their best continuations, at a fixed width and a fixed number of steps.
+
+    One prefill, then ``steps`` expansions with a decode step between each two; the runtime runs it as one node. Widths
+    and steps are bounded here, and a request may ask for less. The semantics are in docs/beam.md.
+    """
+
+    engine: ClassVar[str] = "aoti"
+    operators: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "attention": ("torch",),
+        "shared_prefix_attention": ("torch",),
+    }
+    precisions: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
+    options: ClassVar[tuple[Option, ...]] = (
+        Option("checkpoint", {"type": "string", "minLength": 1}, required=True),
+        Option("width", {"type": "integer", "minimum": 1, "maximum": MAX_WIDTH}, required=True),
+        Option("steps", {"type": "integer", "minimum": 1, "maximum": MAX_STEPS}, required=True),
+        Option("returned", {"type": "integer", "minimum": 1, "maximum": MAX_WIDTH}),
+        Option("stop_tokens", {"type": "array", "items": {"type": "integer", "minimum": 0}, "uniqueItems": True}),
+        Option("min_tokens", {"type": "integer", "minimum": 0, "maximum": MAX_STEPS}, default=0),
+        Option("length_penalty", {"type": "number", "minimum": -10, "maximum": 10}, default=1.0),
+        Option("max_length", {"type": "integer", "minimum": 1}),
+    )
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
+        """``tokens: i64[T]`` and ``cu_seqlens: i32[P+1]``, packed prompts -> the best sequences of each.
+
+        Per request, each optional: ``width: i64`` (at most the option), ``returned: i64`` (at most the width), and
+        ``length_penalty: f32``. Outputs, for ``R`` sequences of at most ``N = steps`` tokens: ``tokens: i64[P,R,N]``,
+        ``lengths: i32[P,R]``, ``scores: f32[P,R]`` (cumulative / length ** length_penalty), ``cumulative: f32[P,R]``,
+        ``step_scores: f32[P,R,N]``, ``finished: bool[P,R]`` (ended in a stop token), ``counts: i32[P]`` (found).
+        """
+        if (options["returned"] or 1) > options["width"]:
+            raise ValueError(f"returned is {options['returned']}; it must be at most width, {options['width']}")
+        if options["min_tokens"] > options["steps"]:
+            raise ValueError(f"min_tokens is {options['min_tokens']}; it must be at most steps, {options['steps']}")
+        inputs = (
+            Port.of("tokens", "i64[T]"),
+            Port.of("cu_seqlens", "i32[P+1]"),
+            Port.of("width", "i64", optional=True),
+            Port.of("returned", "i64", optional=True),
+            Port.of("length_penalty", "f32", optional=True),
+        )
+        return Interface(inputs, _result_ports(options["steps"]), {"R": options["width"]})
+
+    @staticmethod
+    def build(
+        options: Mapping[str, Any],
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        connected: Set[str],
+    ) -> BuildSpec:
+        """Four packages over one copy of the weights; ``connected`` are the input ports that have a tensor."""
+        steps, width = options["steps"], options["width"]
+        packages = _packages(options, config, precision, operators)
+        sizes = {"W": width, "B": width, "L": options["max_length"]}
+        state = _state_bytes(options, config, precision)
+        return BuildSpec(
+            packages, _calls(options), _checks(options, config, connected), _mapping(), sizes, state, steps - 1
+        )
+
+
+def _mapping() -> str:
+    return "dagserve.nodes.decoder:parameter_mapping"
+
+
+def _result_ports(steps: int) -> tuple[Port, ...]:
+    return (
+        Port.of("tokens", f"i64[P,R,{steps}]"),
+        Port.of("lengths", "i32[P,R]"),
+        Port.of("scores", "f32[P,R]"),
+        Port.of("cumulative", "f32[P,R]"),
+        Port.of("step_scores", f"f32[P,R,{steps}]"),
+        Port.of("finished", "bool[P,R]"),
+        Port.of("counts", "i32[P]"),
+    )
+
+
+def _state_ports(steps: int, rows: str) -> tuple[Port, ...]:
+    """``history, beams, completed, pool``; ``rows`` is the symbol of open beams."""
+    return (
+        Port.of("history", f"i64[P,{rows},{steps}]"),
+        Port.of("beams", f"f32[P,{rows},{steps + 1}]"),
+        Port.of("completed", f"i64[P,W,{steps + 1}]"),
+        Port.of("pool", f"f32[P,W,{steps + 2}]"),
+    )
+
+
+def _columns(config: Mapping[str, Any]) -> tuple[int, int]:
+    """``2K`` and ``C`` of the K/V tensors."""
+    heads = config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    return 2 * config["num_hidden_layers"], (config.get("num_key_value_heads") or heads) * size
+
+
+def stop_tokens(options: Mapping[str, Any], config: Mapping[str, Any]) -> list[int]:
+    """The option, or the checkpoint's ``eos_token_id``."""
+    given = options["stop_tokens"]
+    found = config.get("eos_token_id") if given is None else given
+    return [] if found is None else [found] if isinstance(found, int) else list(found)
+
+
+def _packages(
+    options: Mapping[str, Any], config: Mapping[str, Any], precision: str, operators: Mapping[str, str]
+) -> tuple[PackageSpec, ...]:
+    steps, dtype = options["steps"], _DTYPES[precision]
+    layers, columns = _columns(config)
+    keys = max(steps - 1, 1) * columns
+    model = {"config": dict(config), "precision": precision, "operators": dict(operators), "steps": steps}
+    stops = stop_tokens(options, config)
+    search = {"stop_tokens": stops, "min_tokens": options["min_tokens"], "max_width": options["width"]}
+    hidden = config["hidden_size"]
+    prefix, suffix = (
+        Port.of("prefix", f"{dtype}[{layers},P,L,{columns}]"),
+        Port.of("suffix", f"{dtype}[{layers},P,W,{keys}]"),
+    )
+    step = Port.of("step", "i64[1]")
+    token, parent = Port.of("token", "i64[P,W]"), Port.of("parent", "i64[P,W]")
+    penalty, returned = Port.of("length_penalty", "f32"), Port.of("returned", "i32[R]")
+    cu_seqlens = Port.of("cu_seqlens", "i32[P+1]")
+    prompts = (Port.of("tokens", "i64[T]"), cu_seqlens, Port.of("iota", "i32[L]"), Port.of("width", "i32[W]"))
+    begun = (Port.of("hidden", f"{dtype}[P,1,{hidden}]"), prefix, suffix, *_state_ports(steps, "1"), step)
+    before = (Port.of("hidden", f"{dtype}[P,B,{hidden}]"), step, *_state_ports(steps, "B"), penalty, returned)
+    after = (token, parent, Port.of("open", "u8[1]"), step, *_state_ports(steps, "W"))
+    decoded = (Port.of("hidden", f"{dtype}[P,W,{hidden}]"), suffix)
+    ended = (step, *_state_ports(steps, "W"), penalty, returned)
+    # Of two candidates whose scores are equal but for rounding either may come first, so tokens are not compared.
+    compared = ("beams", "pool")
+    first = PackageSpec("prefill", f"{_MODULE}:Prefill", model, prompts, begun)
+    expand = PackageSpec("expand", f"{_MODULE}:Expand", {**model, **search}, before, after, compared)
+    finish = PackageSpec("finish", f"{_MODULE}:Finish", {"steps": steps}, ended, _result_ports(steps))
+    if steps == 1:
+        return first, expand, finish
+    inputs = (token, parent, step, cu_seqlens, prefix, suffix)
+    return first, expand, PackageSpec("step", f"{_MODULE}:Step", model, inputs, decoded), finish
+
+
+def _calls(options: Mapping[str, Any]) -> tuple[Call, ...]:
+    state = tuple(f"local:{name}" for name in _STATE)
+    returned = f"count:returned:{options['returned'] or options['width']}:width:{options['width']}"
+    penalty = f"scalar:length_penalty:{options['length_penalty']}"
+    begun = ("local:hidden", "local:prefix", "local:suffix", *state, "local:step")
+    prefill = Call(
+        "prefill",
+        ("port:tokens", "port:cu_seqlens", "iota:cu_seqlens", f"count:width:{options['width']}"),
+        begun,
+    )
+    after = ("local:token", "local:parent", "local:open", "local:step", *state)
+    open_ = When("local:open", 1, 0)
+    before = ("local:hidden", "local:step", *state, penalty, returned)
+    inputs = ("local:token", "local:parent", "local:step", "port:cu_seqlens", "local:prefix", "local:suffix")
+    calls = [prefill, Call("expand", before, after)]
+    for _ in range(options["steps"] - 1):
+        calls += [Call("step", inputs, ("local:hidden", "local:suffix"), open_), Call("expand", before, after, open_)]
+    results = tuple(f"port:{name}" for name in _RESULT)
+    return (*calls, Call("finish", ("local:step", *state, penalty, returned), results))
+
+
+def _checks(options: Mapping[str, Any], config: Mapping[str, Any], connected: Set[str]) -> tuple[Check, ...]:
+    limit, width = options["max_length"], options["width"]
+    checks = [
+        Check("packed", {"tokens": "tokens", "cu_seqlens": "cu_seqlens", "max_length": limit}),
+        Check("range", {"tensor": "tokens", "low": 0, "high": config["vocab_size"]}),
+    ]
+    checks += [
+        Check("range", {"tensor": port, "low": 1, "high": width + 1})
+        for port in ("width", "returned")
+        if port in connected
+    ]
+    if {"width", "returned"} <= connected:
+        checks.append(Check("at_most", {"tensor": "returned", "other": "width"}))
+    return tuple(checks)
+
+
+def _state_bytes(options: Mapping[str, Any], config: Mapping[str, Any], precision: str) -> Mapping[str, str]:
+    """Largest bytes of what a request keeps between calls, as products of symbols."""
+    layers, columns = _columns(config)
+    size, steps = _BYTES[precision], options["steps"]
+    keys = max(steps - 1, 1) * columns
+    return {
+        "prefix K/V": f"P*L*{layers * columns * size}",
+        "suffix K/V": f"P*W*{layers * keys * size}",
+        "beams and sequences": f"P*W*{8 * steps + 4 * (steps + 1) + 8 * (steps + 1) + 4 * (steps + 2)}",
+        "logits and order keys": f"P*W*{max(config['vocab_size'], 1) * (size + 4 + 8)}",
+    }

@@ -1,0 +1,189 @@
+"""manifests/suggest.yaml compiled with a tiny model: both runtimes, HTTP in three services' shapes, bad requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beam_reference import Search
+from conftest import MANIFEST
+from test_beam_modules import logits_of
+from test_server import serving
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from dagserve.artifact import read_plan
+from dagserve.build.cache import BuildCache
+from dagserve.compiler import compile_manifest
+from dagserve.engine import Engine
+from dagserve.errors import InvalidRequest, ManifestError
+from dagserve.runtime import ReferenceRuntime
+
+SUGGEST = MANIFEST.parent / "suggest.yaml"
+PROMPTS = ["the cat sat", "a good film, a bad", "12 things", "yes"]
+
+
+def compiled(folder: Path, model: Path, cache: BuildCache, *changes: tuple[str, str]) -> Path:
+    text = SUGGEST.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "suggest.yaml").write_text(text)
+    return compile_manifest(
+        folder / "suggest.yaml", {"model": str(model)}, output=folder / "artifact", cache=cache
+    ).artifact
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, build_cache: BuildCache) -> Path:
+    return compiled(tmp_path_factory.mktemp("suggest"), tiny_model, build_cache)
+
+
+@pytest.fixture(scope="module")
+def engine(artifact: Path) -> Iterator[Engine]:
+    with Engine.load(artifact) as loaded:
+        yield loaded
+
+
+REQUESTS: list[Mapping[str, Any]] = [
+    {"prompts": PROMPTS[:1]},
+    {"prompts": PROMPTS, "n": 16, "return_tokens": True, "return_scores": True},
+    {"prompts": PROMPTS[1:3], "width": 1},
+    {"prompts": PROMPTS[:2], "width": 3, "n": 2, "length_penalty": 0.0, "return_scores": True},
+    {"prompts": ["日本語 é 👍"], "width": 16, "n": 1, "length_penalty": -1.5, "return_tokens": True},
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=range(len(REQUESTS)))
+def test_both_runtimes_give_the_same_bytes(request_: Mapping[str, Any], artifact: Path, engine: Engine) -> None:
+    assert engine.run(request_) == ReferenceRuntime(artifact).run(request_)
+
+
+def found(engine: Engine, **request: Any) -> Any:
+    body = json.loads(engine.run({"return_tokens": True, "return_scores": True, **request}))
+    return [list(result["sequences"]) for result in body["results"]]
+
+
+def test_a_batch_of_prompts_is_as_many_searches(engine: Engine) -> None:
+    together = found(engine, prompts=PROMPTS, n=16)
+    for prompt, sequences in zip(PROMPTS, together, strict=True):
+        (alone,) = found(engine, prompts=[prompt], n=16)
+        assert [s["tokens"] for s in sequences] == [s["tokens"] for s in alone]
+        assert [s["score"] for s in sequences] == pytest.approx([s["score"] for s in alone], abs=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 2, 7, 16])
+def test_the_result_is_the_plain_searchs(width: int, engine: Engine, tiny_model: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).train(False)
+    tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    for prompt, sequences in zip(PROMPTS, found(engine, prompts=PROMPTS, width=width), strict=True):
+        ids = tokenizer.encode(prompt).ids
+        stops = frozenset([model.config.eos_token_id])
+        expected = Search(width, 4, stops, 0, 1.0).run(logits_of(model, ids), min(width, 5))
+        assert [s["tokens"] for s in sequences] == [h.tokens for h in expected]
+        assert [s["cumulative"] for s in sequences] == pytest.approx([h.cumulative for h in expected], abs=1e-3)
+        assert [s["text"] for s in sequences] == [tokenizer.decode(h.tokens) for h in expected]
+
+
+def test_equal_requests_get_equal_bytes_from_any_thread(engine: Engine) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        bodies = set(pool.map(lambda _: engine.run({"prompts": PROMPTS, "n": 5}), range(40)))
+    assert len(bodies) == 1
+
+
+WRONG: list[tuple[Mapping[str, Any], str]] = [
+    ({"prompts": PROMPTS, "width": 17}, "width is 17; it must be from 1 to 16"),
+    ({"prompts": PROMPTS, "width": 0}, "width is 0; it must be from 1 to 16"),
+    ({"prompts": PROMPTS, "n": 5, "width": 3}, "n is 5 but width is 3; lower n or raise width"),
+    ({"prompts": PROMPTS, "n": 0}, "n is 0; it must be from 1 to 16"),
+    ({"prompts": [*PROMPTS, "x"]}, "prompts has 5 entries; it must have from 1 to 4"),
+    ({"prompts": ["x " * 400]}, "over max_length 128"),
+    ({"prompts": [""]}, "has no tokens"),
+]
+
+
+@pytest.mark.parametrize(("request_", "message"), WRONG, ids=range(len(WRONG)))
+def test_what_is_beyond_the_bounds_is_refused(
+    request_: Mapping[str, Any], message: str, artifact: Path, engine: Engine
+) -> None:
+    for runtime in (engine, ReferenceRuntime(artifact)):
+        with pytest.raises(InvalidRequest) as caught:
+            runtime.run(request_)
+        assert message in str(caught.value)
+
+
+def test_a_width_of_two_ends_early_in_both_runtimes(tmp_path: Path, tiny_model: Path, build_cache: BuildCache) -> None:
+    """The likeliest first token is a stop token, and a negative penalty makes whatever is longer worse."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).train(False)
+    ids = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).encode(PROMPTS[0]).ids
+    stop = int(logits_of(model, ids)([]).argmax())
+    made = compiled(tmp_path, tiny_model, build_cache, (",4]", ",3]"), ("returned: 5", "returned: 2"),
+                    ("width: 16, steps: 4", f"width: 2, steps: 3, stop_tokens: [{stop}]"))  # fmt: skip
+    with Engine.load(made) as engine:
+        for request in ({"prompts": PROMPTS[:1], "n": 1, "length_penalty": -5.0}, {"prompts": PROMPTS}):
+            assert engine.run(request) == ReferenceRuntime(made).run(request)
+        (sequences,) = found(engine, prompts=PROMPTS[:1], n=1, length_penalty=-5.0)
+    expected = Search(2, 3, frozenset([stop]), 0, -5.0).run(logits_of(model, ids), 1)
+    assert [s["tokens"] for s in sequences] == [h.tokens for h in expected] == [[stop]]
+
+
+def test_generate_over_http(artifact: Path, engine: Engine) -> None:
+    with serving(engine) as client:
+        both = [client.post("/v1/generate", json={key: "yes", "n": 2}) for key in ("prompt", "prompts")]
+        assert both[0].status_code == 200, both[0].text
+        assert both[0].content == both[1].content == engine.run({"prompts": ["yes"], "n": 2})
+        twice = client.post("/v1/generate", json={"prompt": "a", "prompts": ["b"]})
+        assert twice.json()["error"]["message"] == "prompts is given under two names; give one of them"
+        schema = client.get("/openapi.json").json()["paths"]["/v1/generate"]["post"]["requestBody"]
+        assert set(schema["content"]["application/json"]["schema"]["properties"]) == {
+            "prompt", "prompts", "n", "width", "length_penalty", "return_tokens", "return_scores", "model",
+        }  # fmt: skip
+        assert client.get("/openapi.json").status_code == 200
+    assert read_plan(artifact)["nodes"][1]["state"]["prefix K/V"] > 0
+
+
+def test_completions_and_beams_over_http(tmp_path: Path, tiny_model: Path, build_cache: BuildCache) -> None:
+    tokenizer = ('with: {tokenizer: "${model}"}', 'with: {tokenizer: "${model}", style: STYLE}')
+    for style, path, body in (
+        ("completions", "/v1/completions", {"prompt": ["yes", "no"], "use_beam_search": True, "n": 2, "best_of": 4,
+                                            "max_tokens": 4, "temperature": 1.0, "model": "suggest"}),
+        ("beams", "/generate", {"text": "yes", "sampling_params": {"beam_width": 4, "n": 2, "max_new_tokens": 4}}),
+    ):  # fmt: skip
+        changes = (("endpoint: generate", f"endpoint: {style}"), (tokenizer[0], tokenizer[1].replace("STYLE", style)))
+        folder = tmp_path / style
+        folder.mkdir()
+        made = compiled(folder, tiny_model, build_cache, *changes)
+        with Engine.load(made) as engine, serving(engine) as client:
+            reply = client.post(path, json=body)
+            assert reply.status_code == 200, reply.text
+            assert reply.content == ReferenceRuntime(made).run_body(json.dumps(body).encode())
+            if style == "completions":
+                assert [c["index"] for c in reply.json()["choices"]] == [0, 1, 2, 3]
+                wrong = client.post(path, json={**body, "max_tokens": 9})
+            else:
+                assert len(reply.json()["meta_info"]["beam_results"]) == 2
+                wrong = client.post(path, json={"text": "yes", "sampling_params": {"max_new_tokens": 9}})
+            assert wrong.status_code == 400
+            assert "must be 4: a search has a fixed number of steps" in wrong.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("returned: 5", "returned: 17"), "returned is 17; it must be at most width, 16"),
+        (("steps: 4", "steps: 9"), "9"),
+        (("steps: 4", "steps: 4, min_tokens: 5"), "min_tokens is 5; it must be at most steps, 4"),
+        (("width: 16", "width: 401"), "401"),
+        (("i64[prompts,returned,4]", "i64[prompts,returned,5]"), "makes i64[P,R,4] (here i64[prompts,R,4])"),
+    ],
+)
+def test_a_search_that_cannot_be_is_a_mistake_of_the_manifest(
+    change: tuple[str, str], message: str, tmp_path: Path, tiny_model: Path, build_cache: BuildCache
+) -> None:
+    with pytest.raises(ManifestError) as caught:
+        compiled(tmp_path, tiny_model, build_cache, change)
+    assert message in str(caught.value)
