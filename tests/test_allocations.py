@@ -22,10 +22,14 @@ requests = [{"query": "q", "items": items, "apply_softmax": i % 2 == 0} for i in
 requests += [{"query": "q", "items": ["x"], "labels": [" positive"]}]
 requests += [{"query": "q", "items": ["x"], "label_token_ids": [1]}]
 with Engine.load(Path(sys.argv[1])) as engine:
+    bodies = [json.dumps(request, ensure_ascii=i % 2 == 0).encode() for i, request in enumerate(requests)]
     engine.run(requests[0])
+    engine.run_body(bodies[0])
     before = engine.stats()
     for request in requests:
         engine.run(request)
+    for body in bodies:
+        engine.run_body(body)
     after = engine.stats()
 result = {n: after["nodes"][n]["allocations"] - before["nodes"][n]["allocations"] for n in after["nodes"]}
 result["between"] = after["allocations_between_nodes"] - before["allocations_between_nodes"]

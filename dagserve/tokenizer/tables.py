@@ -24,7 +24,7 @@ from dagserve.tokenizer.hashing import EMPTY, table
 from dagserve.tokenizer.pattern import PatternError, Scanner, compile_pattern
 from dagserve.tokenizer.unicode import CODE_POINTS, character_set, normalization
 
-MAGIC, VERSION = b"DAGTOKEN", 5
+MAGIC, VERSION = b"DAGTOKEN", 6
 ALIGNMENT = 64
 BLOCK = 128
 """Code points a block of a two-level table."""
@@ -56,7 +56,11 @@ class Section(IntEnum):
     TOKEN_TEXTS = 17
     TOKEN_FLAGS = 18
     MERGE_FILTER = 19
-    SCANNERS = 20
+    NEIGHBOR_FILTER = 20
+    PAIRS = 21
+    TRIPLES = 22
+    PARTIAL_JOINS = 23
+    SCANNERS = 24
     """The first of as many as there are."""
 
 
@@ -77,7 +81,8 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
     """
     steps = (*spec.normalizers, *spec.transforms, *spec.splits)
     records, texts, scanners = _steps(steps)
-    short, long = vocabulary.pieces(spec, tokenizer_json)
+    own = vocabulary.made_whole(tokenizer_json, spec)
+    short, long = vocabulary.pieces(spec, own)
     normalized = _normalized_texts(spec, tokenizer_json)
     sections: dict[int, bytes] = {
         Section.OPTIONS: _options(spec),
@@ -97,6 +102,10 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
         Section.NFC: _nfc() if any(isinstance(step, Nfc) for step in steps) else b"",
         **_decoding(spec),
         Section.MERGE_FILTER: vocabulary.merge_filter(spec),
+        Section.NEIGHBOR_FILTER: vocabulary.neighbor_filter(spec),
+        Section.PAIRS: vocabulary.pairs(spec).tobytes(),
+        Section.TRIPLES: vocabulary.triples(spec, own).tobytes(),
+        Section.PARTIAL_JOINS: vocabulary.partial_joins(spec),
     }
     sections |= {Section.SCANNERS + i: _scanner(scanner) for i, scanner in enumerate(scanners)}
     return _file([sections[i] for i in range(len(sections))])
@@ -122,7 +131,7 @@ def _options(spec: TokenizerSpec) -> bytes:
     flags = (spec.byte_level, spec.fuse_unknown, spec.byte_fallback, spec.ignore_merges)
     unknown = EMPTY if spec.unknown is None else spec.unknown
     counts = (len(spec.normalizers), len(spec.transforms), len(spec.splits))
-    return _words(*flags, unknown, spec.vocab_size, *counts, ratio, extra)
+    return _words(*flags, unknown, spec.vocab_size, *counts, ratio, extra, vocabulary.ranked_by_id(spec))
 
 
 def _growth(steps: Sequence[Nfc | Replace | Prefix]) -> tuple[int, int]:

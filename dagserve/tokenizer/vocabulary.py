@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dagserve.tokenizer.document import TokenizerSpec, fallback_token
-from dagserve.tokenizer.hashing import EMPTY, spread, table
+from dagserve.tokenizer import whole
+from dagserve.tokenizer.document import TokenizerSpec, fallback_token, unsupported
+from dagserve.tokenizer.hashing import EMPTY, place, spread, table
 from dagserve.tokenizer.unicode import CODE_POINTS
-from dagserve.tokenizer.whole import whole_characters
 
 SHORT = 16
 """Pieces up to so many bytes are compared inside their slot; longer ones by their text."""
 
 FLAG_SHIFT = 30
 """Where the flags of a character are in its entry."""
+
+ID_BITS = 21
+"""Bits of a token's id in a slot of :func:`pairs`."""
 
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _MASK = (1 << 64) - 1
@@ -53,13 +57,28 @@ def characters(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
     two highest bits; else all that are a token.
     """
     if spec.byte_level:
-        found = whole_characters(_texts(spec), spec)
+        found = whole.whole_characters(_texts(spec), spec)
     else:
         found = {ord(t): (i, 0) for t, i in spec.vocab.items() if len(t) == 1}
     tokens = np.full(CODE_POINTS, EMPTY, dtype="<u4")
     for character, (index, flags) in found.items():
         tokens[character] = index | flags << FLAG_SHIFT
     return tokens
+
+
+def partial_joins(spec: TokenizerSpec) -> bytes:
+    """Bits for bytes around a place between two characters: ``u8[64, 8]``, then ``u8[64, 64, 8]``.
+
+    A bit stands for the last byte of one character, the first of the next and, in the second table, the second of the
+    next, the low six bits of each. It is set where a token spans such a place without all of both characters.
+    """
+    found = np.zeros((64, 64, 64), dtype=np.uint8)
+    made = {spec.vocab[left + right] for left, right in spec.merges}
+    texts = _texts(spec) if spec.byte_level else {}
+    for around in whole.partial_joins(text for text, index in texts.items() if index in made):
+        found[tuple(byte & 63 for byte in around)] = 1
+    coarse = np.packbits(found.max(axis=2), axis=1, bitorder="little")
+    return coarse.tobytes() + np.packbits(found, axis=2, bitorder="little").tobytes()
 
 
 def merges(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
@@ -83,17 +102,86 @@ def merge_filter(spec: TokenizerSpec) -> bytes:
     return np.packbits(filled, bitorder="little").tobytes()
 
 
-def pieces(spec: TokenizerSpec, tokenizer_json: bytes) -> tuple[npt.NDArray[np.uint32], bytes]:
+def neighbor_filter(spec: TokenizerSpec) -> bytes:
+    """A bit for every pair of characters of several bytes that stand side by side in some token, by the pair's hash.
+
+    Merging starts from :func:`characters`. Where two of them stand side by side in no token that a merge makes, no
+    merge can ever join what is left of them with what is right of them, and each side merges alone. The filter is of
+    1/8 its bits full at most, so that it stays in the nearest cache.
+    """
+    known = characters(spec)
+    made = {spec.vocab[left + right] for left, right in spec.merges}
+    pairs = set()
+    for text, index in _texts(spec).items():
+        if index not in made:
+            continue
+        ids = [int(known[ord(c)]) if ord(c) > 0x7F else EMPTY for c in text.decode("utf-8", "surrogateescape")]
+        found = [EMPTY if i == EMPTY else i & ((1 << 30) - 1) for i in ids]
+        pairs |= {(a << 32) | b for a, b in pairwise(found) if EMPTY not in (a, b)}
+    bits = max(9, (8 * len(pairs)).bit_length())
+    filled = np.zeros(1 << bits, dtype=np.uint8)
+    if pairs:
+        filled[spread(np.array(sorted(pairs), dtype=np.uint64), bits)] = 1
+    return np.packbits(filled, bitorder="little").tobytes()
+
+
+def pairs(spec: TokenizerSpec) -> npt.NDArray[np.uint64]:
+    """The merges of two characters of several bytes: slots of ``left << 42 | right << 21 | id``, all ones where free.
+
+    Raises:
+        CheckpointError: the vocabulary has more than 2 ** 21 tokens.
+    """
+    if spec.vocab_size >= 1 << ID_BITS:
+        raise unsupported(f"a vocabulary of {spec.vocab_size} tokens, more than {(1 << ID_BITS) - 1},")
+    known = characters(spec)[0x80:]
+    wide = {int(i) & ((1 << FLAG_SHIFT) - 1) for i in known[known != EMPTY]}
+    made = {(spec.vocab[a], spec.vocab[b]): spec.vocab[a + b] for a, b in spec.merges}
+    found = [(left << ID_BITS | right, index) for (left, right), index in made.items() if {left, right} <= wide]
+    keys = np.array([key for key, _ in found], dtype=np.uint64)
+    slots = place(keys)
+    laid = np.full(len(slots), (1 << 64) - 1, dtype="<u8")
+    values = keys << np.uint64(ID_BITS) | np.array([index for _, index in found], dtype=np.uint64)
+    laid[slots >= 0] = values[slots[slots >= 0]]
+    return laid
+
+
+def triples(spec: TokenizerSpec, own: Set[int]) -> npt.NDArray[np.uint32]:
+    """Slots of ``(first, second, third, id)`` for the tokens of three characters of several bytes.
+
+    ``own`` are the tokens that the merges make of their own text.
+    """
+    of = characters(spec)
+    rows = []
+    for text, index in _texts(spec).items():
+        ids = [int(of[ord(c)]) if ord(c) > 0x7F else EMPTY for c in text.decode("utf-8", "surrogateescape")]
+        if len(ids) == 3 and EMPTY not in ids and index in own:
+            rows.append([*(i & ((1 << FLAG_SHIFT) - 1) for i in ids), index])
+    laid = np.array(rows, dtype="<u4").reshape(-1, 4)
+    return table(triple_keys(laid), laid)
+
+
+def triple_keys(rows: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+    """What is spread for three ids; native code computes the same."""
+    wide = rows.astype(np.uint64)
+    return wide[:, 0] << np.uint64(2 * ID_BITS) | wide[:, 1] << np.uint64(ID_BITS) | wide[:, 2]
+
+
+def ranked_by_id(spec: TokenizerSpec) -> bool:
+    """Whether merges in the order of their ranks are in the order of the tokens they make, each made by one merge."""
+    made = [spec.vocab[left + right] for left, right in spec.merges]
+    return all(a < b for a, b in pairwise(made))
+
+
+def pieces(spec: TokenizerSpec, own: Set[int]) -> tuple[npt.NDArray[np.uint32], bytes]:
     """Whole pieces that are one token: slots of ``(text or hash: 4 words, bytes, id)``, and the text of long ones.
 
     A token is among them where the merges make just it of its text, or where the tokenizer ignores merges. The key of a
     piece of up to :data:`SHORT` bytes is its text, padded with zeros; of a longer one :func:`hash_text` and where its
-    text is.
+    text is. ``own`` are the tokens that the merges make of their own text.
     """
     found = {text: index for text, index in _texts(spec).items() if text}
     if not spec.ignore_merges:
-        whole = _made_whole(tokenizer_json, spec)
-        found = {text: index for text, index in found.items() if index in whole}
+        found = {text: index for text, index in found.items() if index in own}
     rows, keys, long = [], [], bytearray()
     for text, index in found.items():
         if len(text) <= SHORT:
@@ -135,7 +223,7 @@ def _texts(spec: TokenizerSpec) -> dict[bytes, int]:
     return {bytes(alphabet[c] for c in token): index for token, index in spec.vocab.items() if known >= set(token)}
 
 
-def _made_whole(tokenizer_json: bytes, spec: TokenizerSpec) -> set[int]:
+def made_whole(tokenizer_json: bytes, spec: TokenizerSpec) -> set[int]:
     """The tokens that the merges make of their own text, as Hugging Face finds them."""
     from tokenizers import Tokenizer  # slow to import
 

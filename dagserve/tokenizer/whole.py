@@ -7,13 +7,15 @@ Merges run in the order of their ranks. That a character's own bytes merge first
 3. every merge that uses the character's token has a rank above ``r``.
 
 Then nothing else can touch its bytes before it is whole, and nothing waits for it with a lower rank. The second
-condition depends on the bytes beside it, so it is stated for ASCII on the left, ASCII on the right and other bytes
-apart.
+condition depends on the bytes beside it. For ASCII it is stated for each character, on the left and on the right. For
+other bytes it is a fact about places between two characters: :func:`partial_joins` has the bytes around such a place in
+every token that spans it with only a part of a character on one side. They are few; a character beside such a place is
+read as bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from dagserve.tokenizer.document import TokenizerSpec
 
@@ -21,8 +23,8 @@ LEFT_ASCII, RIGHT_ASCII = 1, 2
 """Flags: the character must not stand right after, right before, an ASCII byte."""
 
 _NEVER = 1 << 32
-_Beside = dict[tuple[bytes, bool], int]
-"""The lowest rank of a merge that joins a part of a character with a byte beside it, which is ASCII or not."""
+_Beside = dict[bytes, int]
+"""The lowest rank of a merge that joins a part of a character with an ASCII byte beside it."""
 
 
 def whole_characters(texts: Mapping[bytes, int], spec: TokenizerSpec) -> dict[int, tuple[int, int]]:
@@ -45,10 +47,30 @@ def whole_characters(texts: Mapping[bytes, int], spec: TokenizerSpec) -> dict[in
         made = _highest_rank(text, ranks)
         if made is None or used.get(text, _NEVER) < made:
             continue
-        flags = _flags(text, made, left_of, right_of)
-        if flags is not None:
-            found[ord(text.decode())] = index, flags
+        found[ord(text.decode())] = index, _flags(text, made, left_of, right_of)
     return found
+
+
+def partial_joins(texts: Iterable[bytes]) -> set[tuple[int, int, int]]:
+    """The byte left and the two right of each place between characters where a text has not all of both.
+
+    Characters of several bytes only. Where the text ends after one byte, every second one that may follow counts.
+    """
+    return {
+        (text[i - 1], text[i], second)
+        for text in texts
+        for i in range(1, len(text))
+        if text[i] >= 0xC2 and 0x80 <= text[i - 1] < 0xC0 and not (_ends_whole(text[:i]) and _begins_whole(text[i:]))
+        for second in (text[i + 1 : i + 2] or range(0x80, 0xC0))
+    }
+
+
+def _ends_whole(text: bytes) -> bool:
+    return any(_is_character(text[-size:]) for size in (2, 3, 4) if size <= len(text))
+
+
+def _begins_whole(text: bytes) -> bool:
+    return any(_is_character(text[:size]) for size in (2, 3, 4) if size <= len(text))
 
 
 def _is_character(text: bytes) -> bool:
@@ -64,9 +86,11 @@ def _beside(ranks: Mapping[tuple[bytes, bytes], int]) -> tuple[_Beside, _Beside]
     for (left, right), rank in ranks.items():
         text = left + right
         for part, byte in _beginnings(text):
-            left_of[part, byte < 0x80] = min(rank, left_of.get((part, byte < 0x80), _NEVER))
+            if byte < 0x80:
+                left_of[part] = min(rank, left_of.get(part, _NEVER))
         for part, byte in _endings(text):
-            right_of[part, byte < 0x80] = min(rank, right_of.get((part, byte < 0x80), _NEVER))
+            if byte < 0x80:
+                right_of[part] = min(rank, right_of.get(part, _NEVER))
     return left_of, right_of
 
 
@@ -102,16 +126,8 @@ def _highest_rank(text: bytes, ranks: Mapping[tuple[bytes, bytes], int]) -> int 
     return highest
 
 
-def _flags(text: bytes, made: int, left_of: _Beside, right_of: _Beside) -> int | None:
-    """Which neighbours it must not have; None if it must have none of several bytes."""
-    begins = [text[:i] for i in range(1, len(text))]
-    ends = [text[i:] for i in range(1, len(text))]
-    lowest = {
-        (side, ascii_): min(ranks.get((part, ascii_), _NEVER) for part in parts)
-        for side, ranks, parts in (("left", left_of, begins), ("right", right_of, ends))
-        for ascii_ in (False, True)
-    }
-    if lowest["left", False] <= made or lowest["right", False] <= made:
-        return None
-    left = LEFT_ASCII if lowest["left", True] <= made else 0
-    return left | (RIGHT_ASCII if lowest["right", True] <= made else 0)
+def _flags(text: bytes, made: int, left_of: _Beside, right_of: _Beside) -> int:
+    """On which sides ASCII may not stand."""
+    left = any(left_of.get(text[:i], _NEVER) <= made for i in range(1, len(text)))
+    right = any(right_of.get(text[i:], _NEVER) <= made for i in range(1, len(text)))
+    return (LEFT_ASCII if left else 0) | (RIGHT_ASCII if right else 0)

@@ -13,6 +13,10 @@ namespace {
 // the stack, since characters of several bytes are often one token.
 constexpr std::size_t kShortTokens = 64;
 constexpr std::size_t kShortPiece = 3 * kShortTokens;
+constexpr std::size_t kShortWide = 9;  // bytes; three characters of most scripts
+
+// Marks in the ids that Symbols reads: a character of several bytes; no token spans the place before it.
+constexpr std::uint32_t kWide = 0x80000000, kCut = 0x40000000, kId = kCut - 1;
 
 // The tokens that merging starts from: of bytes at the byte level, else of characters. Returns how many.
 class Symbols {
@@ -28,7 +32,7 @@ class Symbols {
       const Char c = decode_char(piece, at);
       const Character known = tables_.character(c.code_point);
       if (known.id != kNoToken && (!byte_level_ || stands_well(known, piece, at, at + c.bytes))) {
-        add(known.id);
+        add(c.bytes > 1 ? known.id | kWide : known.id);
       } else if (byte_level_ || tables_.options().byte_fallback != 0) {
         for (std::uint32_t i = 0; i < c.bytes; ++i) add(tables_.byte_token(static_cast<unsigned char>(piece[at + i])));
       } else {
@@ -41,10 +45,13 @@ class Symbols {
 
  private:
   static bool is_ascii(char byte) { return static_cast<unsigned char>(byte) < 0x80; }
-  static bool stands_well(Character known, std::string_view piece, std::size_t begin, std::size_t end) {
-    const bool after = begin > 0 && is_ascii(piece[begin - 1]);
-    const bool before = end < piece.size() && is_ascii(piece[end]);
-    return !((known.flags & Character::kAfterAscii) && after) && !((known.flags & Character::kBeforeAscii) && before);
+  bool stands_well(Character known, std::string_view piece, std::size_t begin, std::size_t end) const {
+    if (begin > 0) {
+      if (is_ascii(piece[begin - 1]) ? known.flags & Character::kAfterAscii : tables_.joins_partially(piece, begin))
+        return false;
+    }
+    if (end == piece.size()) return true;
+    return is_ascii(piece[end]) ? !(known.flags & Character::kBeforeAscii) : !tables_.joins_partially(piece, end);
   }
 
   // What has no token is unknown, a run of it perhaps as one, or dropped.
@@ -70,11 +77,13 @@ class Symbols {
 // reduction without branches finds the lowest rank and, of equal ones, the leftmost.
 class ShortPiece {
  public:
-  ShortPiece(const Tables& tables, std::uint32_t* ids, std::size_t count) : tables_(tables), ids_(ids), count_(count) {
+  // `wide`: all are characters of several bytes.
+  ShortPiece(const Tables& tables, std::uint32_t* ids, std::size_t count, bool wide)
+      : tables_(tables), ids_(ids), count_(count), by_id_(tables.options().ranked_by_id != 0) {
     for (std::size_t i = 0; i < count_; ++i) {
       next_[i] = static_cast<std::uint8_t>(i + 1);
       previous_[i] = static_cast<std::uint8_t>(i - 1);
-      look_up(i);
+      wide&& by_id_ ? look_up_pair(i) : look_up(i);
     }
     for (std::size_t i = count_; i % kStride != 0; ++i) keys_[i] = kNone;
   }
@@ -102,8 +111,13 @@ class ShortPiece {
     if (next_[i] >= count_) return;
     const Merge merge = tables_.merge(ids_[i], ids_[next_[i]]);
     if (merge.rank == kNoRank) return;
-    keys_[i] = static_cast<std::int32_t>(merge.rank * kShortTokens + i);
+    keys_[i] = static_cast<std::int32_t>((by_id_ ? merge.id : merge.rank) * kShortTokens + i);
     made_[i] = merge.id;
+  }
+
+  void look_up_pair(std::size_t i) {
+    made_[i] = i + 1 < count_ ? tables_.pair(ids_[i], ids_[i + 1]) : kNoToken;
+    keys_[i] = made_[i] == kNoToken ? kNone : static_cast<std::int32_t>(made_[i] * kShortTokens + i);
   }
 
   void merge(std::size_t i) {
@@ -119,6 +133,7 @@ class ShortPiece {
   const Tables& tables_;
   std::uint32_t* ids_;
   std::size_t count_;
+  bool by_id_;
   std::int32_t keys_[kShortTokens];
   std::uint32_t made_[kShortTokens];
   std::uint8_t next_[kShortTokens];
@@ -154,19 +169,20 @@ class RankTree {
 // Tokens as a doubly linked list over arrays, with the tree over their pairs.
 class LongPiece {
  public:
-  LongPiece(const Tables& tables, std::string_view piece, std::span<std::byte> workspace)
+  // `words` has room for 2 * count + 2 * bit_ceil(count).
+  LongPiece(const Tables& tables, std::uint32_t* ids, std::size_t count, std::uint32_t* words)
       : tables_(tables),
-        ids_(reinterpret_cast<std::uint32_t*>(workspace.data())),
-        next_(ids_ + piece.size()),
-        previous_(next_ + piece.size()),
-        count_(static_cast<std::uint32_t>(Symbols(tables, ids_).read(piece))),
-        tree_(previous_ + piece.size(), std::bit_ceil(piece.size())) {
+        ids_(ids),
+        next_(words),
+        previous_(words + count),
+        count_(static_cast<std::uint32_t>(count)),
+        tree_(words + 2 * count, std::bit_ceil(count)) {
     for (std::uint32_t i = 0; i < count_; ++i) {
       next_[i] = i + 1;
       previous_[i] = i - 1;
       tree_.leaf(i) = rank(i);
     }
-    for (std::size_t i = count_; i < std::bit_ceil(piece.size()); ++i) tree_.leaf(i) = kNoRank;
+    for (std::size_t i = count_; i < std::bit_ceil(count); ++i) tree_.leaf(i) = kNoRank;
     tree_.build();
   }
 
@@ -201,6 +217,61 @@ class LongPiece {
   RankTree tree_;
 };
 
+// Two characters of several bytes.
+void encode_pair(const Tables& tables, const std::uint32_t* ids, TokenSink& sink) {
+  const std::uint32_t made = tables.pair(ids[0], ids[1]);
+  if (made != kNoToken) return sink.push(made);
+  sink.push(ids[0]);
+  sink.push(ids[1]);
+}
+
+// Three of them, where ranks are in the order of ids. Unless they are one token, what merges first merges alone.
+void encode_triple(const Tables& tables, const std::uint32_t* ids, TokenSink& sink) {
+  const std::uint32_t whole = tables.triple(ids[0], ids[1], ids[2]);
+  if (whole != kNoToken) return sink.push(whole);
+  const std::uint32_t left = tables.pair(ids[0], ids[1]);
+  const std::uint32_t right = tables.pair(ids[1], ids[2]);  // kNoToken is above all ids
+  if (left <= right && left != kNoToken) {
+    sink.push(left);
+    return sink.push(ids[2]);
+  }
+  sink.push(ids[0]);
+  if (right != kNoToken) return sink.push(right);
+  sink.push(ids[1]);
+  sink.push(ids[2]);
+}
+
+// Tokens that nothing joins to what stands beside them. `words` is only used where there are more than kShortTokens.
+void encode_alone(const Tables& tables, std::uint32_t* ids, std::size_t count, std::uint32_t* words, TokenSink& sink) {
+  std::uint32_t wide = kWide;
+  for (std::size_t i = 0; i < count; ++i) {
+    wide &= ids[i];
+    ids[i] &= kId;
+  }
+  if (count == 1) return sink.push(ids[0]);
+  if (count == 2 && wide) return encode_pair(tables, ids, sink);
+  if (count == 3 && wide && tables.options().ranked_by_id) return encode_triple(tables, ids, sink);
+  if (count <= kShortTokens) {
+    ShortPiece tokens(tables, ids, count, wide != 0);
+    tokens.merge_all();
+    return tokens.push(sink);
+  }
+  LongPiece tokens(tables, ids, count, words);
+  tokens.merge_all();
+  tokens.push(sink);
+}
+
+// Cuts a piece where no token spans two characters; what lies between merges alone.
+void encode_symbols(const Tables& tables, std::uint32_t* ids, std::size_t count, std::uint32_t* words,
+                    TokenSink& sink) {
+  for (std::size_t i = 1; i < count; ++i)
+    if ((ids[i - 1] & ids[i] & kWide) && !tables.may_join(ids[i - 1] & kId, ids[i] & kId)) ids[i] |= kCut;
+  for (std::size_t begin = 0, end = 1; begin < count; begin = end++) {
+    while (end < count && !(ids[end] & kCut)) ++end;
+    encode_alone(tables, ids + begin, end - begin, words, sink);
+  }
+}
+
 }  // namespace
 
 std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
@@ -208,19 +279,19 @@ std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
 }
 
 void encode_piece(const Tables& tables, std::string_view piece, std::span<std::byte> workspace, TokenSink& sink) {
-  if (const std::uint32_t whole = tables.piece(piece); whole != kNoToken) return sink.push(whole);
+  // Text of wide characters is cut first: of its long pieces few are one token.
+  const bool cut_first =
+      piece.size() > kShortWide && static_cast<unsigned char>(piece[0]) >= 0xC2 && tables.options().ignore_merges == 0;
+  if (!cut_first)
+    if (const std::uint32_t whole = tables.piece(piece); whole != kNoToken) return sink.push(whole);
   if (piece.size() <= kShortPiece) {
     std::uint32_t ids[kShortPiece];
     const std::size_t count = Symbols(tables, ids).read(piece);
-    if (count <= kShortTokens) {
-      ShortPiece tokens(tables, ids, count);
-      tokens.merge_all();
-      return tokens.push(sink);
-    }
+    if (count <= kShortTokens) return encode_symbols(tables, ids, count, nullptr, sink);
   }
-  LongPiece tokens(tables, piece, workspace);
-  tokens.merge_all();
-  tokens.push(sink);
+  auto* const ids = reinterpret_cast<std::uint32_t*>(workspace.data());
+  const std::size_t count = Symbols(tables, ids).read(piece);
+  encode_symbols(tables, ids, count, ids + piece.size(), sink);
 }
 
 }  // namespace dagserve

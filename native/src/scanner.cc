@@ -17,7 +17,10 @@ Scanner::Scanner(std::string_view section) {
   columns_ = head.columns;
   transitions_ = reinterpret_cast<const std::uint16_t*>(section.data() + sizeof(Head));
   classes_ = TwoLevel<std::uint8_t>(section.data() + sizeof(Head) + transitions);
-  for (std::uint32_t c = 0; c < 128; ++c) ascii_[c] = classes_[c];
+  ascii_.resize(std::size_t{head.states} * kAscii);
+  for (std::uint32_t state = 0; state < head.states; ++state)
+    for (std::uint32_t byte = 0; byte < kAscii; ++byte)
+      ascii_[state * kAscii + byte] = expanded(transitions_[state * columns_ + classes_[byte]]);
 }
 
 }  // namespace dagserve

@@ -8,7 +8,7 @@
 namespace dagserve {
 namespace {
 
-constexpr std::uint32_t kVersion = 5;
+constexpr std::uint32_t kVersion = 6;
 constexpr std::size_t kUncheckedBytes = 16;  // magic, version and checksum itself
 constexpr std::size_t kShortPiece = 16;      // vocabulary.SHORT
 constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
@@ -148,6 +148,15 @@ void Tables::read() {
   consistent(std::has_single_bit(filter.size()));
   filter_ = filter.data();
   filter_shift_ = 61 - static_cast<unsigned>(std::countr_zero(filter.size()));
+  const auto neighbors = array<std::uint8_t>(Section::neighbor_filter);
+  consistent(std::has_single_bit(neighbors.size()));
+  neighbors_ = neighbors.data();
+  neighbor_shift_ = 61 - static_cast<unsigned>(std::countr_zero(neighbors.size()));
+  pairs_ = hashed<std::uint64_t>(Section::pairs);
+  const auto partial_joins = array<std::uint8_t>(Section::partial_joins);
+  consistent(partial_joins.size() == kCoarseJoins + kFineJoins);
+  partial_joins_ = partial_joins.data();
+  triples_ = hashed<TripleSlot>(Section::triples);
   pieces_ = hashed<PieceSlot>(Section::pieces);
 }
 

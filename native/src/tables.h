@@ -37,6 +37,10 @@ enum class Section : std::size_t {
   token_texts,
   token_flags,
   merge_filter,
+  neighbor_filter,
+  pairs,
+  triples,
+  partial_joins,
   scanners,
 };
 enum class StepKind : std::uint32_t { nfc, replace, prefix, split };
@@ -97,6 +101,7 @@ struct AddedToken {
 struct Options {
   std::uint32_t byte_level, fuse_unknown, byte_fallback, ignore_merges, unknown, vocab_size;
   std::uint32_t normalizers, transforms, splits, ratio, extra;
+  std::uint32_t ranked_by_id;  // merges in the order of their ranks make tokens in the order of their ids
 };
 
 class Tables {
@@ -121,13 +126,61 @@ class Tables {
     const std::uint32_t entry = characters_[code_point];
     return entry == kNoToken ? Character{} : Character{entry & ((1u << 30) - 1), entry >> 30};
   }
+  // Whether a token spans the place before `at`, between two characters of several bytes, without all of both. The
+  // coarse table says no to most.
+  bool joins_partially(std::string_view text, std::size_t at) const {
+    const auto low = [&](std::size_t i) { return static_cast<unsigned char>(text[i]) & 63u; };
+    const unsigned coarse = low(at - 1) << 6 | low(at);
+    if ((partial_joins_[coarse / 8] >> coarse % 8 & 1) == 0) return false;
+    const unsigned fine = coarse << 6 | low(at + 1);
+    return (partial_joins_[kCoarseJoins + fine / 8] >> fine % 8 & 1) != 0;
+  }
   std::uint32_t piece(std::string_view text) const;  // the token that a whole piece is, or kNoToken
+
+  // Whether a token may span the place between two characters of several bytes. Where none does, each side merges
+  // alone.
+  bool may_join(std::uint32_t left, std::uint32_t right) const {
+    const std::uint64_t spread = (std::uint64_t{left} << 32 | right) * kSpread;
+    const std::uint64_t bit = spread >> neighbor_shift_;
+    return (neighbors_[bit / 8] >> bit % 8 & 1) != 0;
+  }
 
   // Most pairs do not merge, which a bit of a filter says without going to the table, larger than the near caches.
   Merge merge(std::uint32_t left, std::uint32_t right) const {
     const std::uint64_t spread = (std::uint64_t{left} << 32 | right) * kSpread;
     const std::uint64_t bit = spread >> filter_shift_;
     if ((filter_[bit / 8] >> bit % 8 & 1) == 0) return {};
+    return merge_of(left, right, spread);
+  }
+
+  // The token that two characters of several bytes merge to, or kNoToken: the merges of two such characters once more,
+  // in a table small enough for a near cache.
+  std::uint32_t pair(std::uint32_t left, std::uint32_t right) const {
+    const std::uint64_t key = std::uint64_t{left} << kIdBits | right;
+    for (std::uint64_t i = pairs_.first(key);; i = pairs_.next(i)) {
+      const std::uint64_t slot = pairs_.slots[i];
+      if (slot >> kIdBits == key) return slot & ((1u << kIdBits) - 1);
+      if (slot == kFree) return kNoToken;
+    }
+  }
+
+  // The token that the merges make of three characters of several bytes, or kNoToken.
+  std::uint32_t triple(std::uint32_t first, std::uint32_t second, std::uint32_t third) const {
+    const std::uint64_t key = std::uint64_t{first} << 2 * kIdBits | std::uint64_t{second} << kIdBits | third;
+    for (std::uint64_t i = triples_.first(key);; i = triples_.next(i)) {
+      const TripleSlot& slot = triples_.slots[i];
+      if (slot.first == first && slot.second == second && slot.third == third) return slot.id;
+      if (slot.first == kNoToken) return kNoToken;
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15u;
+  static constexpr unsigned kIdBits = 21;
+  static constexpr std::size_t kCoarseJoins = 64 * 8, kFineJoins = 64 * 64 * 8;
+  static constexpr std::uint64_t kFree = ~std::uint64_t{0};
+
+  Merge merge_of(std::uint32_t left, std::uint32_t right, std::uint64_t spread) const {
     for (std::uint64_t i = spread >> merges_.shift;; i = merges_.next(i)) {
       const MergeSlot& slot = merges_.slots[i];
       if (slot.left == left && slot.right == right) return {slot.rank, slot.id};
@@ -135,11 +188,11 @@ class Tables {
     }
   }
 
- private:
-  static constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15u;
-
   struct MergeSlot {
     std::uint32_t left, right, rank, id;
+  };
+  struct TripleSlot {
+    std::uint32_t first, second, third, id;
   };
   struct PieceSlot {
     std::uint32_t words[4];
@@ -176,6 +229,11 @@ class Tables {
   Hashed<MergeSlot> merges_;
   const std::uint8_t* filter_ = nullptr;
   unsigned filter_shift_ = 0;
+  const std::uint8_t* neighbors_ = nullptr;
+  unsigned neighbor_shift_ = 0;
+  const std::uint8_t* partial_joins_ = nullptr;
+  Hashed<std::uint64_t> pairs_;
+  Hashed<TripleSlot> triples_;
   Hashed<PieceSlot> pieces_;
 };
 

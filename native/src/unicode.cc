@@ -1,5 +1,7 @@
 #include "unicode.h"
 
+#include <cstring>
+
 namespace dagserve {
 namespace {
 
@@ -37,7 +39,11 @@ std::size_t find_invalid_utf8(std::string_view text) {
   std::size_t position = 0;
   while (position < text.size()) {
     if (static_cast<unsigned char>(text[position]) < 0x80) {
-      ++position;
+      // Eight bytes at a time where all are ASCII.
+      std::uint64_t word = 0;
+      if (text.size() - position >= sizeof(word)) std::memcpy(&word, text.data() + position, sizeof(word));
+      const bool ascii = text.size() - position >= sizeof(word) && (word & 0x8080808080808080u) == 0;
+      position += ascii ? sizeof(word) : 1;
       continue;
     }
     const Sequence found = sequence_at(text, position);
