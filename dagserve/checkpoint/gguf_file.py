@@ -71,6 +71,7 @@ def _config(source: Path, fields: Mapping[str, Any], names: set[str]) -> dict[st
             "rope_theta": float(fields.get("llama.rope.freq_base", 10000.0)),
             "max_position_embeddings": fields["llama.context_length"],
             "tie_word_embeddings": "output.weight" not in names,
+            "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
         }
     except KeyError as error:
         raise CheckpointError(f"{source} lacks the GGUF field {error}") from error

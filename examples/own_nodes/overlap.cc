@@ -4,6 +4,8 @@
 
 #include <dagserve/cpu_node.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <string_view>
 
