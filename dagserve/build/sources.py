@@ -14,7 +14,7 @@ from dagserve.build.keys import digest
 from dagserve.checkpoint import open_checkpoint, resolve_source, source_files
 from dagserve.errors import CheckpointError
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
