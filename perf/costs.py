@@ -33,7 +33,7 @@ print("torch" in sys.modules, file=sys.stderr)
 
 
 def scrape(url: str) -> dict[str, float]:
-    """``/metrics`` by sample, such as ``dagserve_node_seconds_total{node="score"}``."""
+    """``/metrics`` by sample, such as ``dagserve_node_seconds_total{engine="aoti",node="score"}``."""
     text = httpx.get(url + "/metrics", timeout=60, trust_env=False).text
     samples = (line.rpartition(" ") for line in text.splitlines() if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in samples}
@@ -41,12 +41,11 @@ def scrape(url: str) -> dict[str, float]:
 
 def node_milliseconds(change: Mapping[str, float]) -> dict[str, float]:
     """Mean milliseconds of each node's run between two scrapes."""
-    names = [
-        match[1] for sample in change if (match := re.fullmatch(r'dagserve_node_runs_total\{node="(.*)"\}', sample))
-    ]
-    runs = {name: change[f'dagserve_node_runs_total{{node="{name}"}}'] for name in names}
-    seconds = {name: change[f'dagserve_node_seconds_total{{node="{name}"}}'] for name in names}
-    return {name: 1000 * seconds[name] / runs[name] for name in names if runs[name]}
+    found = (re.fullmatch(r'dagserve_node_runs_total(\{engine=".*",node="(.*)"\})', sample) for sample in change)
+    nodes = {match[2]: match[1] for match in found if match}
+    runs = {name: change[f"dagserve_node_runs_total{labels}"] for name, labels in nodes.items()}
+    seconds = {name: change[f"dagserve_node_seconds_total{labels}"] for name, labels in nodes.items()}
+    return {name: 1000 * seconds[name] / runs[name] for name in nodes if runs[name]}
 
 
 def where_time_goes(

@@ -128,10 +128,10 @@ def test_workload_repeats_few_texts_and_varies_many(texts: Path, tmp_path: Path)
 
 def test_node_milliseconds_are_means_of_runs_between_scrapes() -> None:
     change = {
-        'dagserve_node_runs_total{node="score"}': 4.0,
-        'dagserve_node_seconds_total{node="score"}': 0.1,
-        'dagserve_node_runs_total{node="idle"}': 0.0,
-        'dagserve_node_seconds_total{node="idle"}': 0.0,
+        'dagserve_node_runs_total{engine="aoti",node="score"}': 4.0,
+        'dagserve_node_seconds_total{engine="aoti",node="score"}': 0.1,
+        'dagserve_node_runs_total{engine="aoti",node="idle"}': 0.0,
+        'dagserve_node_seconds_total{engine="aoti",node="idle"}': 0.0,
     }
     assert node_milliseconds(change) == {"score": pytest.approx(25.0)}
 
