@@ -9,6 +9,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+INTEGER_RANGES: Mapping[str, tuple[int, int]] = {
+    "u8": (0, 2**8 - 1),
+    "i32": (-(2**31), 2**31 - 1),
+    "i64": (-(2**63), 2**63 - 1),
+}
+"""The least and the largest value of each integer dtype."""
+
 DTYPE_BYTES: Mapping[str, int] = {"u8": 1, "bool": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}
 """Size in bytes of one element of each dtype. ``text`` has none: its payload is planned by ``max_bytes``."""
 

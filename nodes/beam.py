@@ -11,6 +11,7 @@ MAX_WIDTH = 400
 MAX_STEPS = 8
 
 _MODULE = "dagserve.nodes.beam_search"
+_MAPPING = "dagserve.nodes.decoder:parameter_mapping"
 _STATE = ("history", "beams", "completed", "pool")
 _RESULT = ("tokens", "lengths", "scores", "cumulative", "step_scores", "finished", "counts")
 _BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
@@ -77,12 +78,8 @@ class BeamSearch:
         sizes = {"W": width, "B": width, "L": options["max_length"]}
         state = _state_bytes(options, config, precision)
         return BuildSpec(
-            packages, _calls(options), _checks(options, config, connected), _mapping(), sizes, state, steps - 1
+            packages, _calls(options), _checks(options, config, connected), _MAPPING, sizes, state, steps - 1
         )
-
-
-def _mapping() -> str:
-    return "dagserve.nodes.decoder:parameter_mapping"
 
 
 def _result_ports(steps: int) -> tuple[Port, ...]:

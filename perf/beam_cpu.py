@@ -23,7 +23,7 @@ from dagserve.engine import Engine
 from demo.assets import Unreachable, demo_model, demo_reviews
 from demo.peer import load_transformers
 from perf.environment import describe_environment
-from perf.report import Grid
+from perf.report import Grid, facts
 
 MANIFEST = Path(__file__).parent.parent / "manifests" / "suggest.yaml"
 RESULT = Path(__file__).parent / "results" / "beam_cpu.json"
@@ -126,17 +126,8 @@ def write(result: dict[str, Any], count: int, path: Path) -> None:
     """Prints the table, and writes the JSON and the Markdown beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
-    environment, table = result["environment"], grid(result["widths"], count)
-    head = [
-        "# Beam search on a CPU",
-        "",
-        f"- Date: {environment['date']}",
-        f"- Commit: {environment['commit']}",
-        f"- Command: `{environment['command']}`",
-        f"- Machine: {environment['cpu']}, {environment['cores']} cores",
-        f"- Versions: {', '.join(f'{k} {v}' for k, v in environment['versions'].items())}",
-        "",
-    ]
+    table = grid(result["widths"], count)
+    head = ["# Beam search on a CPU", "", *facts(result["environment"]), ""]
     path.with_suffix(".md").write_text("\n".join([*head, table.markdown()]))
     table.print(Console())
 

@@ -116,19 +116,25 @@ def start_grid(result: Mapping[str, Any]) -> Grid:
     return Grid("Start and compile", ("what", "seconds"), tuple(rows))
 
 
-def markdown(result: Mapping[str, Any]) -> str:
-    """The whole result as a Markdown page."""
-    where = result["environment"]
+def facts(where: Mapping[str, Any]) -> list[str]:
+    """An environment as Markdown list items: date, commit, command, machine, versions."""
     commit = f"{where['commit'] or 'unknown'}{' with uncommitted changes' if where['uncommitted_changes'] else ''}"
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     busy = "unknown" if where["busy_cores_before"] is None else f"{where['busy_cores_before']:.1f}"
-    facts = [
+    return [
         f"- Date: {where['date']}",
         f"- Commit: {commit}",
         f"- Command: `{where['command']}`",
         f"- Machine: {where['cpu']}, {where['cores']} cores, busy before: {busy}",
         f"- Versions: {versions}",
+    ]
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The whole result as a Markdown page."""
+    lines = [
+        *facts(result["environment"]),
         f"- Model: {result['workload']['model']}, {result['workload']['precision']}",
         *(f"- Largest difference of a score from {s}: {d:.1e}" for s, d in result["agreement"].items()),
     ]
-    return "\n".join(["# Serving on a CPU", "", *facts, "", *(grid.markdown() for grid in grids(result))])
+    return "\n".join(["# Serving on a CPU", "", *lines, "", *(grid.markdown() for grid in grids(result))])

@@ -33,7 +33,7 @@ from dagserve.tokenizer.vocabulary import byte_alphabet
 from demo.assets import Unreachable, chinese_reviews, demo_reviews
 from demo.vocabularies import vocabulary
 from perf.environment import describe_environment
-from perf.report import Grid
+from perf.report import Grid, facts
 
 RESULT = Path(__file__).parent / "results" / "text.json"
 SIZES = (20, 100, 400, 2000)
@@ -274,17 +274,7 @@ def write(result: Mapping[str, Any], path: Path) -> None:
     """Prints the tables and writes the JSON, and the Markdown beside it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=1) + "\n")
-    environment = result["environment"]
-    head = [
-        "# Tokenizing",
-        "",
-        f"- Date: {environment['date']}",
-        f"- Commit: {environment['commit']}",
-        f"- Command: `{environment['command']}`",
-        f"- Machine: {environment['cpu']}, {environment['cores']} cores, busy: {environment['busy_cores_before']:.1f}",
-        f"- Versions: {', '.join(f'{k} {v}' for k, v in environment['versions'].items())}",
-        "",
-    ]
+    head = ["# Tokenizing", "", *facts(result["environment"]), ""]
     found = grids(result)
     path.with_suffix(".md").write_text("\n".join(head + [grid.markdown() for grid in found]))
     for grid in found:

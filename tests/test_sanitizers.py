@@ -15,9 +15,6 @@ from test_tokenizer_parts import PARTS, document_of
 from dagserve.tokenizer import write_tables
 from tools import fuzz
 
-NATIVE = Path(__file__).parent.parent / "native"
-SOURCES = ("added", "bpe", "decoder", "mapped_file", "nfc", "scanner", "tables", "tokenizer", "unicode")
-
 
 def build(folder: Path, sanitizers: str) -> Path:
     """The fuzzer with its own inputs, by the compiler that builds the project."""
@@ -26,8 +23,8 @@ def build(folder: Path, sanitizers: str) -> Path:
         pytest.skip("no C++ compiler: set CXX")
     program = folder / "fuzz"
     flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-DDAGSERVE_FUZZ_MAIN"]
-    includes = [f"-I{NATIVE / 'src'}", f"-I{NATIVE / 'include'}"]
-    files = [NATIVE / "fuzz" / "tokenizer_fuzz.cc", *(NATIVE / "src" / f"{name}.cc" for name in SOURCES)]
+    includes = [f"-I{fuzz.NATIVE / 'src'}", f"-I{fuzz.NATIVE / 'include'}"]
+    files = [fuzz.NATIVE / "fuzz" / "tokenizer_fuzz.cc", *(fuzz.NATIVE / "src" / f"{name}.cc" for name in fuzz.TEXT)]
     subprocess.run([compiler, *flags, *includes, *map(str, files), "-o", str(program), "-pthread"], check=True)
     return program
 

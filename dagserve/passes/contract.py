@@ -10,9 +10,7 @@ from dagserve.errors import Diagnostic
 from dagserve.graph import Graph, Tensor
 from dagserve.manifest.source import did_you_mean, sentence
 from dagserve.manifest.tree import Entry, Items, Table, plain
-from dagserve.shapes import TensorType
-
-_INTEGERS = {"u8": (0, 2**8 - 1), "i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
+from dagserve.shapes import INTEGER_RANGES, TensorType
 
 
 def check_values(graph: Graph) -> Graph:
@@ -65,13 +63,13 @@ def _is_kind(value: Any, kind: TensorType) -> bool:
         return isinstance(value, str if kind.dtype == "text" else bool)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    low, high = _INTEGERS.get(kind.dtype, (0, 0))
-    return kind.dtype not in _INTEGERS or (isinstance(value, int) and low <= value <= high)
+    low, high = INTEGER_RANGES.get(kind.dtype, (0, 0))
+    return kind.dtype not in INTEGER_RANGES or (isinstance(value, int) and low <= value <= high)
 
 
 def _kind(kind: TensorType) -> str:
-    if kind.dtype in _INTEGERS:
-        low, high = _INTEGERS[kind.dtype]
+    if kind.dtype in INTEGER_RANGES:
+        low, high = INTEGER_RANGES[kind.dtype]
         return f"an integer from {low} to {high}"
     return {"text": "text", "bool": "true or false"}.get(kind.dtype, "a number")
 

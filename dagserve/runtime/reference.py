@@ -15,7 +15,7 @@ from dagserve.artifact import read_plan
 from dagserve.endpoints import endpoint_of
 from dagserve.errors import InternalError, InvalidRequest, RequestError
 from dagserve.interface import REGISTERED
-from dagserve.runtime.request import decode_body
+from dagserve.runtime.request import check_value, decode_body
 from dagserve.shapes import parse_dim
 
 _NUMPY: Mapping[str, Any] = {"u8": np.uint8, "bool": np.bool_, "i32": np.int32, "i64": np.int64, "f32": np.float32}
@@ -130,7 +130,7 @@ class _Request:
             if not 1 <= len(value) <= bound:
                 raise InvalidRequest(f"{name} has {len(value)} entries; it must have from 1 to {bound}")
         for i, one in enumerate(value if rank else [value]):
-            _check_value(f"{name}[{i}]" if rank else name, one, dtype)
+            check_value(f"{name}[{i}]" if rank else name, one, dtype)
         if dtype != "text":
             return np.array(value, dtype=_NUMPY[dtype])
         size = sum(len(_encode(t)) for t in (value if rank else [value]))
@@ -211,25 +211,6 @@ class _Request:
 
 def _encode(text: str | bytes) -> bytes:
     return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-
-
-def _check_value(where: str, value: object, dtype: str) -> None:
-    if dtype == "text":
-        if not isinstance(value, str | bytes):
-            raise InvalidRequest(f"{where} must be text")
-    elif dtype == "bool":
-        if not isinstance(value, bool):
-            raise InvalidRequest(f"{where} must be true or false")
-    elif dtype == "f32":
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidRequest(f"{where} must be a number")
-    elif isinstance(value, bool) or not isinstance(value, int) or not _fits(value, dtype):
-        raise InvalidRequest(f"{where} must be an integer of type {dtype}")
-
-
-def _fits(value: int, dtype: str) -> bool:
-    limits = np.iinfo(_NUMPY[dtype])
-    return bool(limits.min <= value <= limits.max)
 
 
 def _operand(operand: Mapping[str, Any], request: _Request, kept: Mapping[int, torch.Tensor]) -> torch.Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from dagserve.endpoints import MODEL, Field, fields_of
 from dagserve.errors import InvalidRequest, UnknownModel
+from dagserve.shapes import INTEGER_RANGES
+
+_F32_MAX = 2.0**128 - 2.0**104
 
 
 class _Members(list[tuple[str, Any]]):
@@ -113,10 +115,30 @@ def _take(field: Field, value: Any, plan: Mapping[str, Any], inputs: dict[str, A
 
 
 def _check(place: str, value: Any, dtype: str) -> None:
-    kinds: Mapping[str, tuple[type, ...]] = {"text": (str,), "bool": (bool,), "f32": (int, float)}
-    wanted = {"text": "text", "bool": "true or false", "f32": "a number"}.get(dtype, "an integer")
-    good = isinstance(value, kinds.get(dtype, (int,))) and (dtype == "bool" or not isinstance(value, bool))
-    if dtype == "f32" and good:
-        good = math.isfinite(value) and abs(value) < 2.0**128 - 2.0**103
-    if not good:
-        raise InvalidRequest(f"{place} must be {wanted}")
+    check_value(place, value, dtype)
+    if dtype == "f32" and abs(value) > _F32_MAX:
+        raise InvalidRequest(f"{place} must be a number that fits 32 bits")
+
+
+def check_value(where: str, value: object, dtype: str) -> None:
+    """Compares one element with its input's dtype.
+
+    Raises:
+        InvalidRequest: it is of another kind, or an integer that does not fit.
+    """
+    if dtype == "text":
+        if not isinstance(value, str | bytes):
+            raise InvalidRequest(f"{where} must be text")
+    elif dtype == "bool":
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{where} must be true or false")
+    elif dtype == "f32":
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequest(f"{where} must be a number")
+    elif isinstance(value, bool) or not isinstance(value, int) or not _fits(value, dtype):
+        raise InvalidRequest(f"{where} must be an integer of type {dtype}")
+
+
+def _fits(value: int, dtype: str) -> bool:
+    low, high = INTEGER_RANGES[dtype]
+    return low <= value <= high

@@ -81,13 +81,14 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
     """
     steps = (*spec.normalizers, *spec.transforms, *spec.splits)
     records, texts, scanners = _steps(steps)
+    known = vocabulary.characters(spec)
     own = vocabulary.made_whole(tokenizer_json, spec)
     short, long = vocabulary.pieces(spec, own)
     normalized = _normalized_texts(spec, tokenizer_json)
     sections: dict[int, bytes] = {
         Section.OPTIONS: _options(spec),
         Section.BYTE_TOKENS: vocabulary.byte_tokens(spec).tobytes(),
-        Section.CHARACTERS: two_level(vocabulary.characters(spec))[0],
+        Section.CHARACTERS: two_level(known)[0],
         Section.MERGES: vocabulary.merges(spec).tobytes(),
         Section.PIECES: short.tobytes(),
         Section.LONG_PIECES: long,
@@ -102,9 +103,9 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
         Section.NFC: _nfc() if any(isinstance(step, Nfc) for step in steps) else b"",
         **_decoding(spec),
         Section.MERGE_FILTER: vocabulary.merge_filter(spec),
-        Section.NEIGHBOR_FILTER: vocabulary.neighbor_filter(spec),
-        Section.PAIRS: vocabulary.pairs(spec).tobytes(),
-        Section.TRIPLES: vocabulary.triples(spec, own).tobytes(),
+        Section.NEIGHBOR_FILTER: vocabulary.neighbor_filter(spec, known),
+        Section.PAIRS: vocabulary.pairs(spec, known).tobytes(),
+        Section.TRIPLES: vocabulary.triples(spec, known, own).tobytes(),
         Section.PARTIAL_JOINS: vocabulary.partial_joins(spec),
     }
     sections |= {Section.SCANNERS + i: _scanner(scanner) for i, scanner in enumerate(scanners)}

@@ -96,45 +96,53 @@ def merge_filter(spec: TokenizerSpec) -> bytes:
     Most pairs of tokens do not merge; a bit of a table that stays in a near cache says so for most of them.
     """
     ids = np.array([(spec.vocab[a], spec.vocab[b]) for a, b in spec.merges], dtype=np.uint64).reshape(-1, 2)
-    bits = max(3, (8 * len(ids)).bit_length())
+    return _filter(ids[:, 0] << np.uint64(32) | ids[:, 1], 3)
+
+
+def _filter(keys: npt.NDArray[np.uint64], least_bits: int) -> bytes:
+    """One bit for the top bits of each spread key, a power of two of bits, at least eight times the keys."""
+    bits = max(least_bits, (8 * len(keys)).bit_length())
     filled = np.zeros(1 << bits, dtype=np.uint8)
-    filled[spread(ids[:, 0] << np.uint64(32) | ids[:, 1], bits)] = 1
+    filled[spread(keys, bits)] = 1
     return np.packbits(filled, bitorder="little").tobytes()
 
 
-def neighbor_filter(spec: TokenizerSpec) -> bytes:
+def _wide(text: bytes, known: npt.NDArray[np.uint32]) -> list[int]:
+    """For each character of a text the token that merging may start from, all ones where it has not several bytes."""
+    entries = [int(known[ord(c)]) if ord(c) > 0x7F else EMPTY for c in text.decode("utf-8", "surrogateescape")]
+    return [EMPTY if entry == EMPTY else entry & ((1 << FLAG_SHIFT) - 1) for entry in entries]
+
+
+def neighbor_filter(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> bytes:
     """A bit for every pair of characters of several bytes that stand side by side in some token, by the pair's hash.
 
-    Merging starts from :func:`characters`. Where two of them stand side by side in no token that a merge makes, no
-    merge can ever join what is left of them with what is right of them, and each side merges alone. The filter is of
-    1/8 its bits full at most, so that it stays in the nearest cache.
+    Merging starts from ``known``, the :func:`characters`. Where two of them stand side by side in no token that a merge
+    makes, no merge can ever join what is left of them with what is right of them, and each side merges alone. The
+    filter is of 1/8 its bits full at most, so that it stays in the nearest cache.
     """
-    known = characters(spec)
     made = {spec.vocab[left + right] for left, right in spec.merges}
-    pairs = set()
-    for text, index in _texts(spec).items():
-        if index not in made:
-            continue
-        ids = [int(known[ord(c)]) if ord(c) > 0x7F else EMPTY for c in text.decode("utf-8", "surrogateescape")]
-        found = [EMPTY if i == EMPTY else i & ((1 << 30) - 1) for i in ids]
-        pairs |= {(a << 32) | b for a, b in pairwise(found) if EMPTY not in (a, b)}
-    bits = max(9, (8 * len(pairs)).bit_length())
-    filled = np.zeros(1 << bits, dtype=np.uint8)
-    if pairs:
-        filled[spread(np.array(sorted(pairs), dtype=np.uint64), bits)] = 1
-    return np.packbits(filled, bitorder="little").tobytes()
+    pairs = {
+        (a << 32) | b
+        for text, index in _texts(spec).items()
+        if index in made
+        for a, b in pairwise(_wide(text, known))
+        if EMPTY not in (a, b)
+    }
+    return _filter(np.array(sorted(pairs), dtype=np.uint64), 9)
 
 
-def pairs(spec: TokenizerSpec) -> npt.NDArray[np.uint64]:
+def pairs(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
     """The merges of two characters of several bytes: slots of ``left << 42 | right << 21 | id``, all ones where free.
+
+    ``known`` are the :func:`characters`.
 
     Raises:
         CheckpointError: the vocabulary has more than 2 ** 21 tokens.
     """
     if spec.vocab_size >= 1 << ID_BITS:
         raise unsupported(f"a vocabulary of {spec.vocab_size} tokens, more than {(1 << ID_BITS) - 1},")
-    known = characters(spec)[0x80:]
-    wide = {int(i) & ((1 << FLAG_SHIFT) - 1) for i in known[known != EMPTY]}
+    entries = known[0x80:]
+    wide = {int(i) & ((1 << FLAG_SHIFT) - 1) for i in entries[entries != EMPTY]}
     made = {(spec.vocab[a], spec.vocab[b]): spec.vocab[a + b] for a, b in spec.merges}
     found = [(left << ID_BITS | right, index) for (left, right), index in made.items() if {left, right} <= wide]
     keys = np.array([key for key, _ in found], dtype=np.uint64)
@@ -145,17 +153,13 @@ def pairs(spec: TokenizerSpec) -> npt.NDArray[np.uint64]:
     return laid
 
 
-def triples(spec: TokenizerSpec, own: Set[int]) -> npt.NDArray[np.uint32]:
+def triples(spec: TokenizerSpec, known: npt.NDArray[np.uint32], own: Set[int]) -> npt.NDArray[np.uint32]:
     """Slots of ``(first, second, third, id)`` for the tokens of three characters of several bytes.
 
-    ``own`` are the tokens that the merges make of their own text.
+    ``known`` are the :func:`characters`; ``own`` are the tokens that the merges make of their own text.
     """
-    of = characters(spec)
-    rows = []
-    for text, index in _texts(spec).items():
-        ids = [int(of[ord(c)]) if ord(c) > 0x7F else EMPTY for c in text.decode("utf-8", "surrogateescape")]
-        if len(ids) == 3 and EMPTY not in ids and index in own:
-            rows.append([*(i & ((1 << FLAG_SHIFT) - 1) for i in ids), index])
+    wide = ((_wide(text, known), index) for text, index in _texts(spec).items() if index in own)
+    rows = [[*ids, index] for ids, index in wide if len(ids) == 3 and EMPTY not in ids]
     laid = np.array(rows, dtype="<u4").reshape(-1, 4)
     return table(triple_keys(laid), laid)
 

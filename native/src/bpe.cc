@@ -83,7 +83,10 @@ class ShortPiece {
     for (std::size_t i = 0; i < count_; ++i) {
       next_[i] = static_cast<std::uint8_t>(i + 1);
       previous_[i] = static_cast<std::uint8_t>(i - 1);
-      wide&& by_id_ ? look_up_pair(i) : look_up(i);
+      if (wide && by_id_)
+        look_up_pair(i);
+      else
+        look_up(i);
     }
     for (std::size_t i = count_; i % kStride != 0; ++i) keys_[i] = kNone;
   }

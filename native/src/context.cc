@@ -221,8 +221,7 @@ std::int64_t Context::count_of(const Operand& operand) const noexcept {
   const auto value = [&](int tensor, std::int64_t otherwise) {
     return tensor >= 0 && tensors_[tensor].present ? tensors_[tensor].as<std::int64_t>()[0] : otherwise;
   };
-  const bool given = operand.index >= 0 && tensors_[operand.index].present;
-  return given ? value(operand.index, 0) : std::min(operand.bound, value(operand.at_most, operand.at_most_default));
+  return value(operand.index, std::min(operand.bound, value(operand.at_most, operand.at_most_default)));
 }
 
 bool Context::check_at_most(const CheckSpec& spec, Status& status) const noexcept {

@@ -65,10 +65,9 @@ Value value_of(Json json, const std::string& key, const std::vector<std::string>
 }
 
 void add_ports(const dagserve_port* ports, std::size_t count, std::vector<std::string>& names,
-               std::vector<std::string>& tensors, std::vector<Tensor>& bounds) {
+               std::vector<Tensor>& bounds) {
   for (std::size_t i = 0; i < count; ++i) {
     names.emplace_back(ports[i].name);
-    tensors.emplace_back(ports[i].tensor);
     bounds.push_back(std::bit_cast<Tensor>(ports[i].bound));
   }
 }
@@ -76,8 +75,8 @@ void add_ports(const dagserve_port* ports, std::size_t count, std::vector<std::s
 }  // namespace
 
 Config::Config(const dagserve_config& config) : root(config.root) {
-  add_ports(config.inputs, config.input_count, inputs, input_tensors, input_bounds);
-  add_ports(config.outputs, config.output_count, outputs, output_tensors, output_bounds);
+  add_ports(config.inputs, config.input_count, inputs, input_bounds);
+  add_ports(config.outputs, config.output_count, outputs, output_bounds);
   simdjson::dom::parser parser;
   simdjson::dom::object options;
   if (parser.parse(std::string_view(config.options)).get_object().get(options))

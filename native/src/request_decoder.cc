@@ -371,10 +371,9 @@ class Reading {
   }
 
   __attribute__((format(printf, 2, 3))) bool fail(const char* format, ...) {
-    status_.code = Code::invalid_request;
     std::va_list arguments;
     va_start(arguments, format);
-    std::vsnprintf(status_.message, sizeof(status_.message), format, arguments);
+    status_.fail_with(Code::invalid_request, format, arguments);
     va_end(arguments);
     return false;
   }

@@ -150,7 +150,11 @@ class Tables {
     const std::uint64_t spread = (std::uint64_t{left} << 32 | right) * kSpread;
     const std::uint64_t bit = spread >> filter_shift_;
     if ((filter_[bit / 8] >> bit % 8 & 1) == 0) return {};
-    return merge_of(left, right, spread);
+    for (std::uint64_t i = spread >> merges_.shift;; i = merges_.next(i)) {
+      const MergeSlot& slot = merges_.slots[i];
+      if (slot.left == left && slot.right == right) return {slot.rank, slot.id};
+      if (slot.left == kNoToken) return {};
+    }
   }
 
   // The token that two characters of several bytes merge to, or kNoToken: the merges of two such characters once more,
@@ -179,14 +183,6 @@ class Tables {
   static constexpr unsigned kIdBits = 21;
   static constexpr std::size_t kCoarseJoins = 64 * 8, kFineJoins = 64 * 64 * 8;
   static constexpr std::uint64_t kFree = ~std::uint64_t{0};
-
-  Merge merge_of(std::uint32_t left, std::uint32_t right, std::uint64_t spread) const {
-    for (std::uint64_t i = spread >> merges_.shift;; i = merges_.next(i)) {
-      const MergeSlot& slot = merges_.slots[i];
-      if (slot.left == left && slot.right == right) return {slot.rank, slot.id};
-      if (slot.left == kNoToken) return {};
-    }
-  }
 
   struct MergeSlot {
     std::uint32_t left, right, rank, id;

@@ -43,11 +43,15 @@ struct Status {
 
   // Sets code and message (printf format, cut at the buffer's end).
   __attribute__((format(printf, 3, 4))) void fail(Code failure, const char* format, ...) {
-    code = failure;
     std::va_list arguments;
     va_start(arguments, format);
-    std::vsnprintf(message, sizeof(message), format, arguments);
+    fail_with(failure, format, arguments);
     va_end(arguments);
+  }
+
+  __attribute__((format(printf, 3, 0))) void fail_with(Code failure, const char* format, std::va_list arguments) {
+    code = failure;
+    std::vsnprintf(message, sizeof(message), format, arguments);
   }
 
   void clear() {
@@ -102,8 +106,6 @@ struct Config {
   std::vector<std::pair<std::string, Value>> values;
   std::vector<std::string> inputs;  // port names, in the order of CpuNode::run's spans
   std::vector<std::string> outputs;
-  std::vector<std::string> input_tensors;  // what is connected: a request input's name, node.port, or nothing
-  std::vector<std::string> output_tensors;
   std::vector<Tensor> input_bounds;  // dtype, rank and bound of each port's tensor; data is null
   std::vector<Tensor> output_bounds;
   std::string root;  // artifact directory
