@@ -62,6 +62,8 @@ GENERATE = (
     Field("n", input="n"),
     Field("width", input="width"),
     Field("length_penalty", input="length_penalty"),
+    Field("allow", input="allow", description="Items of the catalog that may be given; all where it is left out."),
+    Field("deny", input="deny", description="Items of the catalog that may not be given."),
     Field("return_tokens", input="return_tokens"),
     Field("return_scores", input="return_scores"),
     Field("model", MODEL),
@@ -118,13 +120,16 @@ class Endpoint:
 
 _LABELS = {"labels": "text[labels]", "label_token_ids": "i64[labels]", "apply_softmax": "bool"}
 _SEARCH = {"n": "i64", "width": "i64", "length_penalty": "f32", "return_tokens": "bool", "return_scores": "bool"}
+_ITEMS = {"allow": "text[items]", "deny": "text[items]"}
 _PROMPTS = {"prompts": "text[prompts]"}
 
 ENDPOINTS: Mapping[str, Endpoint] = {
     "score": Endpoint(
         "/v1/score", SCORE, {"query": "text", "items": "text[batch]"}, _LABELS, "Score items against a query"
     ),
-    "generate": Endpoint("/v1/generate", GENERATE, _PROMPTS, _SEARCH, "The best continuations of prompts"),
+    "generate": Endpoint(
+        "/v1/generate", GENERATE, _PROMPTS, {**_SEARCH, **_ITEMS}, "The best continuations of prompts"
+    ),
     "completions": Endpoint("/v1/completions", COMPLETIONS, _PROMPTS, _SEARCH, "The best continuations of prompts"),
     "beams": Endpoint("/generate", BEAMS, _PROMPTS, _SEARCH, "The best continuations of prompts"),
 }

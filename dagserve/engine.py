@@ -16,6 +16,7 @@ from dagserve import errors
 from dagserve._native import Runtime
 from dagserve.artifact import read_plan
 from dagserve.build.keys import host_isa
+from dagserve.catalogs import Catalogs
 from dagserve.endpoints import endpoint_of, native_endpoints
 from dagserve.errors import ArtifactError, InvalidRequest, RequestError
 from dagserve.shapes import parse_dim
@@ -95,6 +96,7 @@ class Engine:
         self._runtime = runtime
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pending: dict[int, asyncio.Future[bytes]] = {}
+        self.catalogs = Catalogs(root, plan, runtime)
 
     @staticmethod
     def load(artifact: Path) -> Engine:
@@ -212,6 +214,7 @@ class Engine:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._runtime.fileno())
         self._runtime.close()
+        self.catalogs.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -250,6 +250,12 @@ def native_op(op: str) -> str:
     return next((name for name, path in REGISTERED.items() if op == path), op)
 
 
+def is_borrowed(graph: Graph, tensor: Tensor) -> bool:
+    """Whether a tensor is memory of the node that makes it, so that a context has no buffer for it."""
+    interface = graph.node(tensor.node).interface if tensor.node else None
+    return interface is not None and any(p.borrowed for p in interface.outputs if p.name == tensor.port)
+
+
 def definition_file(node: GraphNode) -> Path:
     """The file of a node's definition."""
     assert node.definition is not None

@@ -22,6 +22,7 @@ REGISTERED: Mapping[str, str] = {
     "encode_rerank": "dagserve.nodes.encode:EncodeRerank",
     "encode_tensors": "dagserve.nodes.encode:EncodeTensors",
     "encode_sequences": "dagserve.nodes.encode_sequences:EncodeSequences",
+    "catalog": "dagserve.nodes.catalog:Catalog",
 }
 """Short names a manifest may use for ``op``, and the definitions they stand for."""
 
@@ -31,18 +32,22 @@ class Port:
     """A named input or output. ``type`` may hold definition-local symbols, for example ``i32[B+1]``.
 
     An ``optional`` input may stay unconnected, or be connected to an optional request input. A ``broadcast`` input of
-    type ``text[B]`` also takes a scalar ``text``, which is repeated.
+    type ``text[B]`` also takes a scalar ``text``, which is repeated. A ``borrowed`` output has no buffer: a cpu node
+    points it at memory of its own, or at its workspace, which stay as they are until the request ends.
     """
 
     name: str
     type: TensorType
     optional: bool = False
     broadcast: bool = False
+    borrowed: bool = False
 
     @staticmethod
-    def of(name: str, type_text: str, *, optional: bool = False, broadcast: bool = False) -> Port:
+    def of(
+        name: str, type_text: str, *, optional: bool = False, broadcast: bool = False, borrowed: bool = False
+    ) -> Port:
         """``Port.of("tokens", "i64[T]")``."""
-        return Port(name, parse_type(type_text), optional, broadcast)
+        return Port(name, parse_type(type_text), optional, broadcast, borrowed)
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,8 @@ class Call:
     - ``iota:PORT``: ``i32[L]`` = 0..L-1 with L the longest sequence of the ``cu_seqlens`` in that port;
     - ``count:PORT:DEFAULT``: ``i32[n]`` = 0..n-1 with n the value of an ``i64`` input, DEFAULT where it is absent;
       ``count:PORT:DEFAULT:OTHER:OTHER_DEFAULT`` takes a default of at most what OTHER counts;
-    - ``scalar:PORT:DEFAULT``: an ``f32`` input, DEFAULT where it is absent.
+    - ``scalar:PORT:DEFAULT``: an ``f32`` input, DEFAULT where it is absent;
+    - ``row:PORT:ENDS:I``: row I of a packed one-dimensional input, from element I to I+1 of the ``i32`` input ENDS.
     """
 
     package: str
@@ -159,9 +165,9 @@ class Check:
 class BuildSpec:
     """How an AOTI node is built and run.
 
-    ``bounds`` gives sizes of symbols that only packages have. ``mapping`` names a function from ``config.json`` to
-    ``{parameter: checkpoint parameter}``. ``state`` says how many bytes a request keeps inside the node between calls:
-    by name, a product of symbols and an integer such as ``P*L*1536``. ``generated`` is how many positions the node adds
+    ``bounds`` gives sizes of symbols that only packages have, a function from those of the ports. ``mapping`` names a
+    function from ``config.json`` to ``{parameter: checkpoint parameter}``. ``state`` says how many bytes a request
+    keeps inside the node between calls: by name, a product of symbols and an integer such as ``P*L*1536``. ``generated`` is how many positions the node adds
     to the longest input.
     """
 
@@ -169,7 +175,7 @@ class BuildSpec:
     calls: tuple[Call, ...]
     checks: tuple[Check, ...]
     mapping: str
-    bounds: Mapping[str, int]
+    bounds: Mapping[str, int | Callable[[Mapping[str, int]], int]]
     state: Mapping[str, str] = field(default_factory=dict)
     generated: int = 0
 
@@ -203,6 +209,14 @@ class Assets(Protocol):
 
     def tokenizer(self, spec: str) -> TokenizerFiles:
         """Puts a tokenizer into the artifact. ``spec`` is a ``tokenizer.json`` or anything ``checkpoint`` may be."""
+        ...
+
+    def catalog(self, file: str, tokenizer: str | None, limits: Mapping[str, int]) -> str:
+        """Builds a catalog's tables into the artifact and returns their path in it; see :mod:`dagserve.catalog`.
+
+        Raises:
+            BuildError: the catalog is not there, is wrong, or passes the limits.
+        """
         ...
 
     def label_id(self, spec: str, text: str) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
@@ -80,6 +81,105 @@ class BeamSearch:
         return BuildSpec(
             packages, _calls(options), _checks(options, config, connected), _MAPPING, sizes, state, steps - 1
         )
+
+
+class CatalogSearch:
+    """AOTI node: prompts to the best items of a catalog. Every sequence it gives is an item's; see docs/catalogs.md."""
+
+    engine: ClassVar[str] = "aoti"
+    operators: ClassVar[Mapping[str, tuple[str, ...]]] = BeamSearch.operators
+    precisions: ClassVar[tuple[str, ...]] = BeamSearch.precisions
+    options: ClassVar[tuple[Option, ...]] = (
+        *(o for o in BeamSearch.options if o.name not in ("stop_tokens", "min_tokens")),
+        Option("normalize", {"enum": ["vocabulary", "catalog"]}, default="vocabulary"),
+    )
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:
+        """The ports of :class:`BeamSearch`, and those of a ``catalog`` node whose ``max_depth`` is ``steps``.
+
+        One more output, ``nodes: i64[P,R]``: the node of the catalog's trie that each sequence ends in.
+        """
+        plain = BeamSearch.interface({**options, "min_tokens": 0}, bounds)
+        trie = (
+            Port.of("first", "i32[F]"),
+            Port.of("label", "i32[N]"),
+            Port.of("marks", "u8[M]"),
+            Port.of("alphabets", "i32[A]"),
+            Port.of("alphabet_ends", f"i32[{options['steps'] + 1}]"),
+            Port.of("children", "i32[K]"),
+            Port.of("children_ends", f"i32[{options['steps'] + 1}]"),
+        )
+        return Interface((*plain.inputs, *trie), (*plain.outputs, Port.of("nodes", "i64[P,R]")), plain.bounds)
+
+    @staticmethod
+    def build(
+        options: Mapping[str, Any],
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        connected: Set[str],
+    ) -> BuildSpec:
+        """As :meth:`BeamSearch.build`; ``expand`` reads the catalog."""
+        plain = BeamSearch.build(
+            {**options, "stop_tokens": (), "min_tokens": 0}, config, precision, operators, connected
+        )
+        tokens = Check("range", {"tensor": "alphabets", "low": 0, "high": config["vocab_size"]})
+        sizes = {**plain.bounds, "U": config["vocab_size"], "C": lambda s: s["K"] // options["steps"]}
+        return replace(
+            plain,
+            packages=tuple(_of_catalog(p, options) for p in plain.packages),
+            calls=_catalog_calls(plain.calls),
+            checks=(*plain.checks, tokens),
+            bounds=sizes,
+        )
+
+
+_CATALOG_PORTS = (
+    Port.of("first", "i32[F]"),
+    Port.of("label", "i32[N]"),
+    Port.of("marks", "u8[M]"),
+    Port.of("alphabet", "i32[U]"),
+    Port.of("children", "i32[C]"),
+)
+
+
+def _of_catalog(package: PackageSpec, options: Mapping[str, Any]) -> PackageSpec:
+    """A package of the plain search as a catalog's search has it."""
+    inputs, outputs = (tuple(_with_node(p) for p in ports) for ports in (package.inputs, package.outputs))
+    arguments: Mapping[str, Any] = package.arguments
+    if package.name == "expand":
+        kept = ("config", "precision", "operators", "steps")
+        arguments = {**{k: arguments[k] for k in kept}, "normalize": options["normalize"]}
+        inputs = (*inputs, *_CATALOG_PORTS)
+        return replace(package, module=f"{_MODULE}:ExpandCatalog", arguments=arguments, inputs=inputs, outputs=outputs)
+    if package.name == "finish":
+        outputs = (*outputs, Port.of("nodes", "i64[P,R]"))
+    if package.name != "step":
+        arguments = {**arguments, "catalog": True}
+    return replace(package, arguments=arguments, inputs=inputs, outputs=outputs)
+
+
+def _with_node(port: Port) -> Port:
+    """``history`` and ``completed`` have a column more, for the node."""
+    if port.name not in ("history", "completed"):
+        return port
+    *rows, columns = port.type.shape
+    return replace(port, type=replace(port.type, shape=(*rows, replace(columns, add=columns.add + 1))))
+
+
+def _catalog_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
+    """Each ``expand`` reads its level of the catalog, and ``finish`` gives nodes."""
+    level, result = 0, []
+    for call in calls:
+        if call.package == "expand":
+            rows = (f"row:alphabets:alphabet_ends:{level}", f"row:children:children_ends:{level}")
+            call = replace(call, inputs=(*call.inputs, "port:first", "port:label", "port:marks", *rows))
+            level += 1
+        elif call.package == "finish":
+            call = replace(call, outputs=(*call.outputs, "port:nodes"))
+        result.append(call)
+    return tuple(result)
 
 
 def _result_ports(steps: int) -> tuple[Port, ...]:

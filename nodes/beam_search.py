@@ -12,7 +12,8 @@ The state of a search, for ``P`` prompts with ``W`` beams of at most ``N`` token
 ``suffix``      ``[2K,P,W,M*C]``     the same of generated tokens; M = max(N-1, 1)
 ==============  ===================  ==============================================================================
 
-``B`` is 1 before the first expansion, then ``W``.
+``B`` is 1 before the first expansion, then ``W``. In a search of a catalog, rows of ``history`` and ``completed`` end
+in one more column: the node of the catalog's trie that the beam has reached.
 """
 
 from __future__ import annotations
@@ -33,9 +34,16 @@ from dagserve.nodes.decoder import Backbone, DecoderConfig, OutputHead
 class Prefill(Backbone):
     """Packed prefill of the prompts: hidden state of each last token, K/V of all, and the state of a fresh search."""
 
-    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str], steps: int) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        steps: int,
+        catalog: bool = False,
+    ) -> None:
         super().__init__(config, precision, operators)
-        self.steps = steps
+        self.steps, self.columns = steps, steps + catalog
 
     def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor, width: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """Runs the prefill.
@@ -64,9 +72,9 @@ class Prefill(Backbone):
             hidden,
             prefix,
             suffix,
-            tokens.new_zeros(prompts, 1, n),
+            tokens.new_zeros(prompts, 1, self.columns),
             torch.zeros(prompts, 1, n + 1, device=x.device),
-            tokens.new_zeros(prompts, beams, n + 1),
+            tokens.new_zeros(prompts, beams, self.columns + 1),
             torch.full((prompts, beams, n + 2), NEVER, device=x.device),
             tokens.new_zeros(1),
         )
@@ -212,7 +220,7 @@ class Expand(OutputHead):
         good = (valid & ~stop).gather(1, going)
         cumulative = torch.where(good, total.gather(1, going), NEVER)
         beams = torch.cat([cumulative[..., None], _rows(steps, going)], dim=-1)
-        still = self.open(cumulative, pool, length, length_penalty, returned)
+        still = _open(cumulative, pool, length, self.steps, length_penalty, returned)
         token = torch.where(good, token.gather(1, going), 0)
         return token, parent.gather(1, going), still, length, _rows(tokens, going), beams, completed, pool
 
@@ -225,16 +233,6 @@ class Expand(OutputHead):
     def allowed(self, step: Tensor) -> Tensor | None:
         """``bool[V]``: all tokens, but for stop tokens before the minimum length."""
         return ~self.get_buffer("stops") | (step + 1 >= self.min_tokens) if self.min_tokens > 1 else None
-
-    def open(
-        self, cumulative: Tensor, pool: Tensor, length: Tensor, length_penalty: Tensor, returned: Tensor
-    ) -> Tensor:
-        """``u8[1]``: whether the best that any open beam may still reach beats the last one a request gets."""
-        shortest = (length + 1).float() ** length_penalty
-        longest = float(self.steps) ** length_penalty
-        reachable = torch.maximum(cumulative / shortest, cumulative / longest)
-        worst = pool[..., 0].index_select(1, returned.amax().long().reshape(1))
-        return ((reachable > NEVER) & (reachable > worst)).any().to(torch.uint8).reshape(1)
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
         """Random hidden states over the first expansion's state."""
@@ -251,12 +249,135 @@ class Expand(OutputHead):
         )
 
 
+class ExpandCatalog(OutputHead):
+    """LM head and one step down a catalog's trie: of the legal continuations the best ones, open and complete apart.
+
+    With ``normalize`` ``vocabulary`` a token's score is its log-probability over the whole vocabulary; with ``catalog``
+    over the tokens that continue its beam in the catalog, and the LM head computes the level's rows alone.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str], steps: int, normalize: str
+    ) -> None:
+        super().__init__(config, precision, operators)
+        self.steps, self.over_vocabulary = steps, normalize == "vocabulary"
+
+    def forward(
+        self,
+        hidden: Tensor,
+        step: Tensor,
+        history: Tensor,
+        beams: Tensor,
+        completed: Tensor,
+        pool: Tensor,
+        length_penalty: Tensor,
+        returned: Tensor,
+        first: Tensor,
+        label: Tensor,
+        marks: Tensor,
+        alphabet: Tensor,
+        children: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """One expansion; the trie is described in :mod:`dagserve.catalog`.
+
+        Args:
+            hidden, step, history, beams, completed, pool, length_penalty, returned: as :meth:`Expand.forward`.
+            first: ``i32[F]``, the first child of each node but those of the last level.
+            label: ``i32[N]``, the token that leads to each node, as a row of its level's alphabet.
+            marks: ``u8[M]``, two bits a node: whether a permitted item ends here, and whether one is further down.
+            alphabet: ``i32[U]``, the tokens of this level.
+            children: ``i32[C]``, 0..C-1 for the most children that a node of the level above has.
+
+        Returns:
+            As :meth:`Expand.forward`.
+        """
+        width, places, n = pool.shape[1], children.shape[0], self.steps
+        child, legal = _children(history[..., n], first, children)
+        legal = legal & (beams[..., :1] > NEVER)
+        child = torch.where(legal, child, 0)
+        bits = marks[child >> 2].int() >> (2 * (child & 3)).int()
+        row = label[child].long()
+        totals = (beams[..., :1] + self.scores(hidden, row, legal, alphabet.long())).flatten(1)
+        ends = legal & ((bits & 1) > 0)
+        goes = legal & ((bits & 2) > 0)
+
+        def best(wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            """Totals, places among children, parents and whether there is one, of the ``W`` best."""
+            masked = torch.where(wanted.flatten(1), totals, NEVER)
+            masked = torch.cat([masked, pool[..., 0] * 0 + NEVER], dim=1)
+            chosen = first_indices(order_key(masked), width)
+            total = masked.gather(1, chosen)
+            good = total > NEVER
+            chosen = torch.where(good, chosen, 0)
+            return total, chosen, chosen // places, good
+
+        length = step + 1
+        here = torch.arange(n + 1, device=hidden.device) == step
+        last = torch.arange(n + 1, device=hidden.device) == n
+
+        def grown(chosen: Tensor, parent: Tensor, total: Tensor, good: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Tokens, their rows of ``history`` and the scores of their tokens."""
+            token = torch.where(good, alphabet.long()[row.flatten(1).gather(1, chosen)], 0)
+            rows = torch.where(here, token[..., None], _rows(history, parent))
+            rows = torch.where(last, child.flatten(1).gather(1, chosen)[..., None], rows)
+            added = total - _rows(beams, parent)[..., 0]
+            return token, rows, torch.where(here[:n], added[..., None], _rows(beams, parent)[..., 1:])
+
+        total, chosen, parent, good = best(ends)
+        _, rows, steps = grown(chosen, parent, total, good)
+        final = torch.where(good, total / length.float() ** length_penalty, NEVER)
+        completed, pool = _merge(
+            completed,
+            pool,
+            torch.cat([(length + torch.zeros_like(chosen))[..., None], rows], dim=-1),
+            torch.cat([final[..., None], total[..., None], steps], dim=-1),
+        )
+        total, chosen, parent, good = best(goes)
+        token, rows, steps = grown(chosen, parent, total, good)
+        still = _open(total, pool, length, n, length_penalty, returned)
+        return token, parent, still, length, rows, torch.cat([total[..., None], steps], dim=-1), completed, pool
+
+    def scores(self, hidden: Tensor, row: Tensor, legal: Tensor, alphabet: Tensor) -> Tensor:
+        """``f32[P,B,C]``, log-probabilities of the children, at most 0."""
+        if self.over_vocabulary:
+            logits = (hidden @ self.weight.t()).float()
+            taken, normalizer = logits.gather(-1, alphabet[row]), logits.logsumexp(dim=-1, keepdim=True)
+        else:
+            logits = (hidden @ self.weight[alphabet].t()).float()
+            taken = logits.gather(-1, row)
+            normalizer = torch.where(legal, taken, NEVER).logsumexp(dim=-1, keepdim=True)
+        return torch.where(legal, (taken - normalizer).clamp(max=0), NEVER)
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random hidden states at the root of a trie with as many leaves as the sizes allow."""
+        prompts, before, width, n = sizes["P"], sizes["B"], sizes["W"], self.steps
+        nodes, alphabet = sizes["N"], min(sizes["U"], self.weight.shape[0])
+        leaves = max(min(nodes - 1, alphabet, sizes["C"]), 0)
+        first = torch.full((sizes["F"],), 1 + leaves, dtype=torch.int32)
+        first[0] = 1
+        return (
+            torch.randn(prompts, before, self.weight.shape[1], generator=generator).to(self.weight.dtype),
+            torch.zeros(1, dtype=torch.int64),
+            torch.zeros(prompts, before, n + 1, dtype=torch.int64),
+            torch.zeros(prompts, before, n + 1),
+            torch.zeros(prompts, width, n + 2, dtype=torch.int64),
+            torch.full((prompts, width, n + 2), NEVER),
+            torch.tensor(1.0),
+            torch.arange(min(sizes["R"], width), dtype=torch.int32),
+            first,
+            ((torch.arange(nodes) - 1) % alphabet).clamp(min=0).int(),
+            torch.full((sizes["M"],), 0b01010101, dtype=torch.uint8),
+            torch.arange(alphabet, dtype=torch.int32),
+            torch.arange(sizes["C"], dtype=torch.int32),
+        )
+
+
 class Finish(nn.Module):
     """The result: completed sequences and, after the last step, open beams, best first."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, catalog: bool = False) -> None:
         super().__init__()
-        self.steps = steps
+        self.steps, self.catalog = steps, catalog
 
     def forward(
         self,
@@ -270,11 +391,13 @@ class Finish(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Ranks by final score; of equal ones completed sequences come first, in the order they were completed.
 
+        In a catalog's search an open beam is the beginning of an item, not an item: only completed ones count.
+
         Returns:
             ``tokens i64[P,R,N], lengths i32[P,R], scores f32[P,R], cumulative f32[P,R], step_scores f32[P,R,N],
-            finished bool[P,R], counts i32[P]``.
+            finished bool[P,R], counts i32[P]``, and in a catalog's search ``nodes i64[P,R]``.
         """
-        done = (step >= self.steps) & (beams[..., 0] > NEVER)
+        done = (step >= self.steps) & (beams[..., 0] > NEVER) & (not self.catalog)
         final = torch.where(done, beams[..., 0] / step.float() ** length_penalty, NEVER)
         lengths = (step + torch.zeros_like(history[..., 0]))[..., None]
         ended = torch.cat([torch.ones_like(completed[..., 0]), torch.zeros_like(history[..., 0])], dim=1)
@@ -283,14 +406,16 @@ class Finish(nn.Module):
         order = first_indices(order_key(pool[..., 0]), returned.shape[0])
         rows, numbers = _rows(completed, order), _rows(pool, order)
         there = numbers[..., 0] > NEVER
+        nodes = (torch.where(there, rows[..., self.steps + 1], 0),) if self.catalog else ()
         return (
-            torch.where(there[..., None], rows[..., 1:], 0),
+            torch.where(there[..., None], rows[..., 1 : self.steps + 1], 0).clone(),
             torch.where(there, rows[..., 0], 0).int(),
             numbers[..., 0].clone(memory_format=torch.contiguous_format),
             numbers[..., 1].clone(memory_format=torch.contiguous_format),
             torch.where(there[..., None], numbers[..., 2:], 0.0),
             there & (ended.gather(1, order) > 0),
             there.sum(dim=1).int(),
+            *nodes,
         )
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
@@ -301,19 +426,38 @@ class Finish(nn.Module):
         pool[:, width // 2 :, 0] = NEVER
         return (
             torch.full((1,), n),
-            torch.randint(5, (prompts, width, n), generator=generator),
+            torch.randint(5, (prompts, width, n + self.catalog), generator=generator),
             beams,
-            torch.randint(5, (prompts, width, n + 1), generator=generator),
+            torch.randint(5, (prompts, width, n + 1 + self.catalog), generator=generator),
             pool,
             torch.tensor(1.0),
             torch.arange(min(sizes["R"], width), dtype=torch.int32),
         )
 
 
+def _open(
+    cumulative: Tensor, pool: Tensor, length: Tensor, steps: int, length_penalty: Tensor, returned: Tensor
+) -> Tensor:
+    """``u8[1]``: whether the best that any open beam may still reach beats the last one a request gets."""
+    shortest = (length + 1).float() ** length_penalty
+    longest = float(steps) ** length_penalty
+    reachable = torch.maximum(cumulative / shortest, cumulative / longest)
+    worst = pool[..., 0].index_select(1, returned.amax().long().reshape(1))
+    return ((reachable > NEVER) & (reachable > worst)).any().to(torch.uint8).reshape(1)
+
+
 def _rows(values: Tensor, index: Tensor) -> Tensor:
     """``values[p, index[p, i]]`` for ``values: [P,B,...]`` and ``index: i64[P,I]``."""
     places = index[..., None].expand(*index.shape, values.shape[2])
     return values.gather(1, places)
+
+
+def _children(node: Tensor, first: Tensor, children: Tensor) -> tuple[Tensor, Tensor]:
+    """``i64[P,B,C]``, ids from each node's first child on, and which of them are its children."""
+    end = first.shape[0] - 1
+    begin = first[node.clamp(max=end)].long()[..., None]
+    child = begin + children
+    return child, child < first[(node + 1).clamp(max=end)].long()[..., None]
 
 
 def _merge(completed: Tensor, pool: Tensor, more: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

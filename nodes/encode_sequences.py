@@ -37,6 +37,7 @@ class EncodeSequences:
         Option("tokenizer", {"type": "string", "minLength": 1}, required=True),
         Option("style", {"enum": list(STYLES)}, default="results"),
         Option("bytes_per_token", {"type": "integer", "minimum": 1, "maximum": 4096}, default=64),
+        Option("bytes_for_items", {"type": "integer", "minimum": 1, "maximum": 65536}, default=256),
         Option("model", {"type": "string", "minLength": 1}),
     )
 
@@ -46,7 +47,8 @@ class EncodeSequences:
 
         ``counts: i32[P]`` says how many sequences each prompt has and ``lengths: i32[P,R]`` their tokens.
         ``cu_seqlens: i32[P+1]`` is the prompts', for usage. ``J`` allows ``bytes_per_token`` bytes of JSON for the text
-        of each token.
+        of each token, and ``bytes_for_items`` for the items of each sequence. ``nodes`` and what follows come from a
+        catalog's search and its ``catalog`` node; style ``results`` then says which items a sequence stands for.
         """
         inputs = (
             Port.of("tokens", "i64[P,R,N]"),
@@ -61,11 +63,17 @@ class EncodeSequences:
             Port.of("return_scores", "bool", optional=True),
             Port.of("request_id", "text", optional=True),
             Port.of("created", "i64", optional=True),
+            Port.of("nodes", "i64[P,R]", optional=True),
+            Port.of("item_nodes", "i32[I]", optional=True),
+            Port.of("item_offsets", "i32[I+1]", optional=True),
+            Port.of("items", "u8[Q]", optional=True),
+            Port.of("permitted", "u8[G]", optional=True),
         )
+        items = int(options["bytes_for_items"])
         model, text = 6 * len(str(options.get("model") or "").encode()), int(options["bytes_per_token"])
 
         def size(sizes: Mapping[str, int]) -> int:
-            tokens: int = sizes["N"] * (text + _TOKEN_BYTES + FLOAT_BYTES)
+            tokens: int = sizes["N"] * (text + _TOKEN_BYTES + FLOAT_BYTES) + items
             twice = 2 if options["style"] == "beams" else 1  # the best one's text stands apart too
             return 4096 + model + sizes["P"] * (128 + twice * sizes["R"] * (_SEQUENCE_BYTES + tokens))
 
@@ -119,6 +127,7 @@ class EncodeSequences:
             "steps": None if steps is None else "[" + ",".join(map(float_text, steps[prompt][i][: len(tokens)])) + "]",
             "reason": "stop" if finished is not None and finished[prompt][i] else "length",
             "length": len(tokens),
+            "items": None if inputs.get("nodes") is None else _items(inputs, int(inputs["nodes"][prompt][i])),
         }
 
     def _results(self, inputs: Mapping[str, Any], prompts: Sequence[Sequence[Mapping[str, Any]]]) -> str:
@@ -126,7 +135,8 @@ class EncodeSequences:
         for sequences in prompts:
             texts = []
             for s in sequences:
-                more = f',"tokens":{s["tokens"]}' if _true(inputs.get("return_tokens")) else ""
+                more = "" if s["items"] is None else f',"items":{s["items"]}'
+                more += f',"tokens":{s["tokens"]}' if _true(inputs.get("return_tokens")) else ""
                 if _true(inputs.get("return_scores")):
                     more += f',"cumulative":{s["cumulative"]}' if s["cumulative"] else ""
                     more += f',"step_scores":{s["steps"]}' if s["steps"] else ""
@@ -161,6 +171,16 @@ class EncodeSequences:
             meta = f'"prompt_tokens":{count},"completion_tokens":{generated},"beam_results":[{",".join(beams)}]'
             results.append(f'{{"text":{best},"meta_info":{{{meta}}}}}')
         return results[0] if len(results) == 1 else f"[{','.join(results)}]"
+
+
+def _items(inputs: Mapping[str, Any], node: int) -> str:
+    offsets, payload = inputs["item_offsets"], inputs["items"].tobytes()
+    found = [
+        payload[offsets[at] : offsets[at + 1]].decode()
+        for at in np.flatnonzero(inputs["item_nodes"] == node)
+        if inputs["permitted"][at // 8] >> (at % 8) & 1
+    ]
+    return "[" + ",".join(map(_quoted, found)) + "]"
 
 
 def _quoted(text: str) -> str:

@@ -41,7 +41,8 @@ def fits(name: str, value: object) -> None:
 def serving(engine: Backend) -> Iterator[httpx.Client]:
     """uvicorn in a thread on a free port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(engine), log_level="warning", lifespan="off", timeout_graceful_shutdown=5)
+    app = create_app(engine, getattr(engine, "catalogs", None))
+    config = uvicorn.Config(app, log_level="warning", lifespan="off", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
     thread.start()

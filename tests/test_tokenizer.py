@@ -530,7 +530,7 @@ def damaged(tables: bytes) -> Iterator[tuple[str, bytes]]:
     yield "are cut short", tables[:40]
     yield "are cut short", tables[:-1]
     yield "are cut short", tables + b"\0"
-    yield "are not a tokenizer table file", b"X" + tables[1:]
+    yield "are not a file of tokenizer tables", b"X" + tables[1:]
     yield "have version 9", tables[:8] + struct.pack("<I", 9) + tables[12:]
     for position in (12, 24, 40, 64, len(tables) // 2, len(tables) - 1):
         changed = bytearray(tables)

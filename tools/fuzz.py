@@ -23,12 +23,12 @@ SIMDJSON_FLAGS = (
     "-DSIMDJSON_IMPLEMENTATION_HASWELL=0",
     "-DSIMDJSON_IMPLEMENTATION_ICELAKE=0",
 )
-TEXT = ("added", "bpe", "decoder", "mapped_file", "nfc", "scanner", "tables", "tokenizer", "unicode")
+TEXT = ("added", "bpe", "decoder", "mapped_file", "nfc", "scanner", "section_file", "tables", "tokenizer", "unicode")
 NODES = ("cpu_nodes", "node_config", "tokenize_node", "labels_node", "encode_node", "encode_rerank_node")
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "tokenizer": TEXT,
     "request": ("json_place", "request_decoder", "plan", "unicode"),
-    "encode": (*TEXT, *NODES, "encode_tensors_node", "encode_sequences_node"),
+    "encode": (*TEXT, *NODES, "encode_tensors_node", "encode_sequences_node", "catalog_node"),
 }
 """The sources of ``native/src`` each target is built from."""
 

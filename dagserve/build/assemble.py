@@ -14,11 +14,12 @@ from typing import Any
 
 from dagserve.artifact import FORMAT, PLAN
 from dagserve.build.cache import BuildCache
+from dagserve.build.catalogs import build_tables
 from dagserve.build.design import BuildDesign, NodeBuild, weights_name
 from dagserve.build.keys import digest, file_digest
 from dagserve.build.sources import import_tokenizer
 from dagserve.errors import BuildError
-from dagserve.graph import Graph, GraphNode, definition_file, library_of, native_op, runs_python
+from dagserve.graph import Graph, GraphNode, definition_file, is_borrowed, library_of, native_op, runs_python
 from dagserve.interface import Call, Check, PackageSpec, Port, TokenizerFiles
 from dagserve.manifest import print_manifest
 from dagserve.shapes import Dim, TensorType
@@ -50,7 +51,11 @@ def _own_files(node: GraphNode) -> list[Path]:
     if library is not None and not library.is_file():
         raise BuildError(f"node `{node.name}`: its library {library} is not there; build it first")
     own = runs_python(node) or library is not None
-    return [*([library] if library else []), *([definition_file(node)] if own else [])]
+    named = [Path(node.options[name]).expanduser() for name in getattr(node.definition, "files", ())]
+    for path in named:
+        if not path.is_file():
+            raise BuildError(f"node `{node.name}`: there is no file {path}")
+    return [*([library] if library else []), *([definition_file(node)] if own else []), *named]
 
 
 @dataclass
@@ -71,6 +76,15 @@ class ArtifactTokenizers:
         said = write_tables(source.tokenizer_json, self.root / f"{stem}.bin")
         (self.root / f"{stem}.json").write_bytes(source.tokenizer_json)
         return TokenizerFiles(f"{stem}.bin", f"{stem}.json", said.vocab_size, said.normalized_tokens, text_error(said))
+
+    def catalog(self, file: str, tokenizer: str | None, limits: Mapping[str, int]) -> str:
+        """Writes the tables of a catalog."""
+        source = import_tokenizer(tokenizer, self.cache).tokenizer_json if tokenizer else None
+        built = build_tables(Path(file).expanduser(), limits, source)
+        (self.root / "catalogs").mkdir(exist_ok=True)
+        name = f"catalogs/{digest(built.file.hex())[:16]}.bin"
+        (self.root / name).write_bytes(built.file)
+        return name
 
     def label_id(self, spec: str, text: str) -> int:
         """The id of a text of one token."""
@@ -182,7 +196,7 @@ def _own_symbol(build: NodeBuild, symbol: str) -> str:
 def _symbols(graph: Graph, design: BuildDesign) -> list[dict[str, Any]]:
     symbols = dict(graph.bounds)
     for build in design.nodes:
-        symbols |= {_own_symbol(build, s): n for s, n in build.spec.bounds.items()}
+        symbols |= {_own_symbol(build, s): build.bounds[s] for s in build.spec.bounds}
     return [{"name": name, "bound": bound} for name, bound in symbols.items()]
 
 
@@ -192,7 +206,14 @@ def _shape(kind: TensorType) -> list[str]:
 
 def _tensors(graph: Graph) -> list[dict[str, Any]]:
     return [
-        {"name": t.name, "dtype": t.type.dtype, "shape": _shape(t.type), "capacity": t.capacity, "device": t.device}
+        {
+            "name": t.name,
+            "dtype": t.type.dtype,
+            "shape": _shape(t.type),
+            "capacity": t.capacity,
+            "device": t.device,
+            **({"borrowed": True} if is_borrowed(graph, t) else {}),
+        }
         for t in graph.tensors.values()
     ]
 
@@ -291,6 +312,9 @@ def _operand(
     if kind == "scalar":
         port, _, default = name.partition(":")
         return {"scalar": {"tensor": node["inputs"][port], "default": float(default)}}
+    if kind == "row":
+        port, ends, row = name.split(":")
+        return {"row": {"tensor": node["inputs"][port], "ends": node["inputs"][ends], "index": int(row)}}
     if kind == "count":
         return {"count": _count(node, name.split(":"))}
     return {"tensor": ports[name]}

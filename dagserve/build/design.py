@@ -119,7 +119,8 @@ def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
     connected = frozenset(node.inputs)
     spec: BuildSpec = definition.build(node.options, source.config, graph.target.precision, operators, connected)
     _check_length(graph, node, source, spec.generated)
-    bounds = {local: dim.size(graph.bounds) for local, dim in node.dims.items()} | dict(spec.bounds)
+    sizes = {local: dim.size(graph.bounds) for local, dim in node.dims.items()}
+    bounds = sizes | {local: n if isinstance(n, int) else n(sizes) for local, n in spec.bounds.items()}
     return NodeBuild(node, spec, source, bounds)
 
 

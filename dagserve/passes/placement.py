@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dagserve.errors import Diagnostic
-from dagserve.graph import Graph, Tensor, frozen
+from dagserve.graph import Graph, Tensor, frozen, is_borrowed
 from dagserve.manifest import Target
 from dagserve.manifest.source import did_you_mean, sentence
 from dagserve.manifest.tree import locate, locate_key
@@ -95,7 +95,7 @@ def plan_buffers(graph: Graph) -> Graph:
 
 
 def _capacity(graph: Graph, tensor: Tensor) -> int:
-    if not tensor.known or any(s not in graph.bounds for s in tensor.type.symbols):
+    if not tensor.known or any(s not in graph.bounds for s in tensor.type.symbols) or is_borrowed(graph, tensor):
         return 0
     if tensor.type.dtype == "text":
         return tensor.max_bytes

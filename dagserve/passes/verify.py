@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from dagserve.graph import Graph
+from dagserve.graph import Graph, is_borrowed
 
 Check = Callable[[Graph], Iterator[str]]
 
@@ -81,7 +81,8 @@ def _placed(graph: Graph) -> Iterator[str]:
 
 
 def _sized(graph: Graph) -> Iterator[str]:
-    return (f"{t.name} has no capacity" for t in graph.tensors.values() if t.capacity < 1)
+    tensors = graph.tensors.values()
+    return (f"{t.name} has no capacity" for t in tensors if t.capacity < 1 and not is_borrowed(graph, t))
 
 
 _AFTER: Mapping[str, Check] = {

@@ -220,12 +220,17 @@ def _operand(operand: Mapping[str, Any], request: _Request, kept: Mapping[int, t
         tensor = operand["scalar"]["tensor"]
         value = None if tensor is None else request.values[tensor]
         return torch.tensor(operand["scalar"]["default"] if value is None else float(value), dtype=torch.float32)
+    if "row" in operand:
+        row = operand["row"]
+        ends = request.values[row["ends"]]
+        values = request.values[row["tensor"]][ends[row["index"]] : ends[row["index"] + 1]]
+        return torch.from_numpy(np.array(values))
     if "count" in operand:
         return torch.arange(request.count(operand["count"]), dtype=torch.int32)
     if "iota" in operand:
         longest = int(np.diff(request.values[operand["iota"]["max_length_of"]]).max())
         return torch.arange(longest, dtype=torch.int32)
-    return torch.from_numpy(np.ascontiguousarray(request.values[operand["tensor"]]))
+    return torch.from_numpy(np.array(request.values[operand["tensor"]]))
 
 
 def _map_weights(root: Path, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -14,8 +14,10 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 import dagserve
+from dagserve.catalogs import Catalogs
 from dagserve.endpoints import ENDPOINTS, body_schema
 from dagserve.errors import Cancelled, Draining, InternalError, InvalidRequest, RequestError
+from dagserve.server.catalogs import add_catalogs
 from dagserve.server.errors import (
     TooLarge,
     UnsupportedMediaType,
@@ -142,8 +144,11 @@ def read_deadline(request: Request, longest_s: float) -> float:
     return min(seconds, longest_s)
 
 
-def create_app(engine: Backend) -> FastAPI:
-    """The application for one engine. Its :class:`Service` is ``app.state.service``."""
+def create_app(engine: Backend, catalogs: Catalogs | None = None) -> FastAPI:
+    """The application for one engine, and for the catalogs that may be changed while it runs.
+
+    Its :class:`Service` is ``app.state.service``.
+    """
     service = Service(engine)
     app = FastAPI(
         title=f"dagserve: {service.model}",
@@ -153,6 +158,8 @@ def create_app(engine: Backend) -> FastAPI:
     app.state.service = service
     _add_endpoint(app, service)
     _add_state(app, service)
+    if catalogs is not None and catalogs.names:
+        add_catalogs(app, catalogs)
     return app
 
 

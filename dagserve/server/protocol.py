@@ -26,10 +26,14 @@ class ScoreReply(BaseModel):
 
 
 class Sequence(BaseModel):
-    """One generated sequence; ``score`` is its cumulative log-probability over ``length ** length_penalty``."""
+    """One generated sequence; ``score`` is its cumulative log-probability over ``length ** length_penalty``.
+
+    ``items`` are those of the catalog that it stands for, where the search is bound to one.
+    """
 
     text: str
     score: float | None
+    items: list[str] | None = None
     tokens: list[int] | None = None
     cumulative: float | None = None
     step_scores: list[float | None] | None = None

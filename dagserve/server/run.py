@@ -53,7 +53,7 @@ def serve(artifact: Path, host: str, port: int, *, drain_s: float = 30.0) -> int
     with Engine.load(artifact) as engine, listener:
         if engine.plan["endpoint"] is None:
             raise ArtifactError(f"{artifact} has no HTTP endpoint; add an `endpoint` to its manifest")
-        app = create_app(engine)
+        app = create_app(engine, engine.catalogs)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_keep_alive=KEEP_ALIVE_S, lifespan="off"
         )

@@ -6,6 +6,7 @@ What the native tokenizer would do otherwise than Hugging Face ``tokenizers`` is
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from dagserve.tokenizer.decoding import decoding
 from dagserve.tokenizer.document import TokenizerSpec, parse_tokenizer
 from dagserve.tokenizer.tables import VERSION, table_file
 
-__all__ = ["VERSION", "TokenizerSpec", "encode_label", "parse_tokenizer", "text_error", "write_tables"]
+__all__ = ["VERSION", "TokenizerSpec", "encode_label", "encode_texts", "parse_tokenizer", "text_error", "write_tables"]
 
 
 def write_tables(tokenizer_json: bytes, path: Path) -> TokenizerSpec:
@@ -51,6 +52,14 @@ def encode_label(tokenizer_json: bytes, text: str) -> int:
             "(most words are one token only with the space before them)"
         )
     return int(encoding.ids[0])
+
+
+def encode_texts(tokenizer_json: bytes, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts, without those a template puts around them; added tokens are looked for."""
+    from tokenizers import Tokenizer
+
+    parse_tokenizer(tokenizer_json)
+    return [e.ids for e in Tokenizer.from_buffer(tokenizer_json).encode_batch(list(texts), add_special_tokens=False)]
 
 
 def _plain_tokenizer(tokenizer_json: bytes) -> Any:

@@ -1,12 +1,10 @@
 """The table file of a tokenizer: sections that native code maps into memory and reads as they are.
 
-``docs/text.md`` describes the file. Every section begins at a multiple of 64 bytes; numbers are little-endian.
+``docs/text.md`` describes the file.
 """
 
 from __future__ import annotations
 
-import struct
-import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
@@ -16,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dagserve.errors import CheckpointError
+from dagserve.sections import section_file
 from dagserve.tokenizer import vocabulary
 from dagserve.tokenizer.added import trie
 from dagserve.tokenizer.decoding import Decoding, decoding
@@ -25,12 +24,8 @@ from dagserve.tokenizer.pattern import PatternError, Scanner, compile_pattern
 from dagserve.tokenizer.unicode import CODE_POINTS, character_set, normalization
 
 MAGIC, VERSION = b"DAGTOKEN", 6
-ALIGNMENT = 64
 BLOCK = 128
 """Code points a block of a two-level table."""
-
-_HEADER = struct.Struct("<QI36x")
-_ENTRY = struct.Struct("<QQ")
 
 
 class Section(IntEnum):
@@ -109,18 +104,7 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
         Section.PARTIAL_JOINS: vocabulary.partial_joins(spec),
     }
     sections |= {Section.SCANNERS + i: _scanner(scanner) for i, scanner in enumerate(scanners)}
-    return _file([sections[i] for i in range(len(sections))])
-
-
-def _file(sections: Sequence[bytes]) -> bytes:
-    start = 16 + _HEADER.size + _ENTRY.size * len(sections)
-    directory, body = b"", b""
-    for section in sections:
-        body += bytes(-(start + len(body)) % ALIGNMENT)
-        directory += _ENTRY.pack(start + len(body), len(section))
-        body += section
-    checked = _HEADER.pack(start + len(body), len(sections)) + directory + body
-    return MAGIC + struct.pack("<II", VERSION, zlib.crc32(checked)) + checked
+    return section_file(MAGIC, VERSION, [sections[i] for i in range(len(sections))])
 
 
 def _words(*values: int) -> bytes:

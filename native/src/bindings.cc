@@ -84,6 +84,12 @@ Operand parse_operand(const nb::dict& dict) {
     operand.kind = Operand::Kind::scalar;
     operand.index = index_or_none(scalar["tensor"]);
     operand.scalar = static_cast<float>(get<double>(scalar, "default"));
+  } else if (dict.contains("row")) {
+    const auto row = get<nb::dict>(dict, "row");
+    operand.kind = Operand::Kind::row;
+    operand.index = get<int>(row, "tensor");
+    operand.ends = get<int>(row, "ends");
+    operand.row = get<int>(row, "index");
   } else if (dict.contains("count")) {
     const auto count = get<nb::dict>(dict, "count");
     operand.kind = Operand::Kind::count;
@@ -230,7 +236,8 @@ Plan parse_plan(const nb::dict& dict, const std::string& root) {
   for (nb::handle item : get<nb::list>(dict, "tensors")) {
     const auto tensor = nb::cast<nb::dict>(item);
     plan.tensors.push_back({get<std::string>(tensor, "name"), parse_dtype(get<std::string>(tensor, "dtype")),
-                            parse_dims(tensor["shape"]), get<std::int64_t>(tensor, "capacity")});
+                            parse_dims(tensor["shape"]), get<std::int64_t>(tensor, "capacity"),
+                            tensor.contains("borrowed")});
   }
   for (nb::handle item : get<nb::list>(dict, "packages"))
     plan.packages.push_back(parse_package(nb::cast<nb::dict>(item)));
@@ -866,6 +873,14 @@ NB_MODULE(_native, m) {
       .def("completions", &completions)
       .def(
           "cancel", [](PythonRuntime& self, Ticket ticket) { return self.cancel(ticket); }, "ticket"_a)
+      .def(
+          "replace_node",
+          [](PythonRuntime& self, const std::string& name, const nb::dict& config) {
+            const std::string options = json_of(config);
+            nb::gil_scoped_release released;
+            self.replace_node(name, options);
+          },
+          "name"_a, "config"_a)
       .def("fileno", [](const PythonRuntime& self) { return self.completion_fd(); })
       .def("stats", &stats)
       .def("memory", &memory)

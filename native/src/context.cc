@@ -94,6 +94,7 @@ Context::Context(const LoadedPlan& loaded) : loaded_(loaded), arena_(bytes(loade
     for (const CallSpec& call : node->spec->calls)
       operands = std::max({operands, call.inputs.size(), call.outputs.size()});
   }
+  cpu_.resize(loaded.nodes.size());
   symbols_.assign(plan.symbols.size(), -1);
   bound_by_.assign(plan.symbols.size(), -1);
   locals_.resize(locals);
@@ -104,6 +105,10 @@ Context::Context(const LoadedPlan& loaded) : loaded_(loaded), arena_(bytes(loade
 void Context::run(std::span<const Tensor> request, Tensor& response, const Limits& limits, Status& status) noexcept {
   std::fill(symbols_.begin(), symbols_.end(), -1);
   reached_device_ = false;
+  {
+    std::lock_guard lock(loaded_.replacing);
+    for (std::size_t i = 0; i < cpu_.size(); ++i) cpu_[i] = loaded_.nodes[i]->cpu;
+  }
   for (Tensor& tensor : tensors_) tensor.present = false;
   tensors_[loaded_.plan.response] = response;
   bool good = bind_request(request, status);
@@ -112,6 +117,10 @@ void Context::run(std::span<const Tensor> request, Tensor& response, const Limit
     response.shape[0] = tensors_[loaded_.plan.response].shape[0];
     response.present = true;
   }
+}
+
+void Context::release() noexcept {
+  for (auto& node : cpu_) node.reset();
 }
 
 bool Context::bind_request(std::span<const Tensor> request, Status& status) noexcept {
@@ -166,7 +175,7 @@ bool Context::run_node(std::size_t index, const Limits& limits, Status& status) 
   } else {
     const std::int64_t allocated = thread_allocations();
     const Clock::time_point started = Clock::now();
-    if (node.cpu) {
+    if (cpu_[index]) {
       run_cpu(index, status);
     } else {
       run_aoti(node, limits, status);
@@ -190,7 +199,7 @@ void Context::run_cpu(std::size_t index, Status& status) noexcept {
     outputs_[index][i] = tensors_[spec.outputs[i]];
     outputs_[index][i].present = true;
   }
-  loaded_.nodes[index]->cpu->run(inputs_[index], outputs_[index], workspaces_[index], status);
+  cpu_[index]->run(inputs_[index], outputs_[index], workspaces_[index], status);
   if (!status.ok()) return;
   for (std::size_t i = 0; i < spec.outputs.size(); ++i) tensors_[spec.outputs[i]] = outputs_[index][i];
 }
@@ -244,7 +253,7 @@ bool Context::check(const CheckSpec& spec, Status& status) const noexcept {
   const Tensor& tensor = tensors_[spec.tensor];
   const std::int64_t count = tensor.present ? tensor.numel() : 0;
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t value = tensor.as<std::int64_t>()[i];
+    const std::int64_t value = tensor.dtype == Dtype::i32 ? tensor.as<std::int32_t>()[i] : tensor.as<std::int64_t>()[i];
     if (value < spec.low || value >= spec.high) {
       char place[32] = "";
       if (tensor.rank) std::snprintf(place, sizeof(place), "[%lld]", static_cast<long long>(i));
@@ -345,6 +354,17 @@ TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const
       }
       data = const_cast<std::int32_t*>(node.iota.data());
       break;
+    case Operand::Kind::row: {
+      const Tensor& tensor = tensors_[operand.index];
+      const std::int32_t* const ends = tensors_[operand.ends].as<std::int32_t>() + operand.row;
+      if (ends[0] < 0 || ends[1] <= ends[0] || ends[1] > tensor.shape[0]) {
+        status.fail(Code::internal, "the package's input %s has no such row", port.name.c_str());
+        return nullptr;
+      }
+      sizes[0] = ends[1] - ends[0];
+      data = tensor.as<std::byte>() + ends[0] * static_cast<std::int64_t>(dtype_bytes(tensor.dtype));
+      break;
+    }
     case Operand::Kind::scalar: {
       const bool given = operand.index >= 0 && tensors_[operand.index].present;
       data = given ? tensors_[operand.index].data : const_cast<float*>(&operand.scalar);

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,8 +18,8 @@ namespace dagserve {
 // A node ready to run, shared by all contexts.
 struct LoadedNode {
   const NodeSpec* spec = nullptr;
-  std::unique_ptr<LoadedCpuNode> cpu;  // engine cpu
-  std::vector<std::int32_t> iota;      // engine aoti: 0, 1, ...
+  std::shared_ptr<const LoadedCpuNode> cpu;  // engine cpu; under LoadedPlan::replacing
+  std::vector<std::int32_t> iota;            // engine aoti: 0, 1, ...
   mutable std::atomic<std::int64_t> runs{0};
   mutable std::atomic<std::int64_t> nanoseconds{0};
   mutable std::atomic<std::int64_t> allocations{0};  // counted only under an allocation counter, see runtime.h
@@ -29,6 +30,7 @@ struct LoadedPlan {
   std::unique_ptr<MappedFile> weights;
   std::vector<std::unique_ptr<Package>> packages;
   std::vector<std::unique_ptr<LoadedNode>> nodes;
+  mutable std::mutex replacing;
 };
 
 // Memory for tensors: one zeroed block, every piece at a 64-byte boundary.
@@ -70,6 +72,9 @@ class Context {
   // success.
   void run(std::span<const Tensor> request, Tensor& response, const Limits& limits, Status& status) noexcept;
 
+  // Lets go of the nodes that the last run used; borrowed tensors are gone then.
+  void release() noexcept;
+
   std::span<const Tensor> tensors() const { return tensors_; }
   static std::size_t bytes(const LoadedPlan& loaded);
 
@@ -99,7 +104,8 @@ class Context {
   Arena arena_;
   std::vector<Tensor> tensors_;
   std::vector<std::int64_t> symbols_;
-  std::vector<int> bound_by_;  // tensor that gave a symbol its value
+  std::vector<int> bound_by_;                              // tensor that gave a symbol its value
+  std::vector<std::shared_ptr<const LoadedCpuNode>> cpu_;  // of this request: a node replaced meanwhile stays
   std::vector<std::vector<Tensor>> inputs_;
   std::vector<std::vector<Tensor>> outputs_;
   std::vector<std::span<std::byte>> workspaces_;

@@ -55,6 +55,7 @@ constexpr dagserve_cpu_node kNodes[] = {
     builtin<make_encode_rerank_node>("encode_rerank"),
     builtin<make_encode_tensors_node>("encode_tensors"),
     builtin<make_encode_sequences_node>("encode_sequences"),
+    builtin<make_catalog_node>("catalog"),
 };
 constexpr dagserve_library kLibrary = {DAGSERVE_NODE_ABI, std::size(kNodes), kNodes};
 

@@ -11,9 +11,10 @@
 namespace dagserve {
 namespace {
 
-constexpr std::array<std::string_view, 12> kPorts = {
-    "tokens",     "lengths",       "scores",     "counts",  "cu_seqlens", "step_scores",
-    "cumulative", "return_tokens", "request_id", "created", "finished",   "return_scores",
+constexpr std::array<std::string_view, 17> kPorts = {
+    "tokens",     "lengths",       "scores",     "counts",    "cu_seqlens",   "step_scores",
+    "cumulative", "return_tokens", "request_id", "created",   "finished",     "return_scores",
+    "nodes",      "item_nodes",    "items",      "permitted", "item_offsets",
 };
 enum Port : std::size_t {
   kTokens,
@@ -28,6 +29,11 @@ enum Port : std::size_t {
   kCreated,
   kFinished,
   kReturnScores,
+  kNodes,
+  kItemNodes,
+  kItems,
+  kPermitted,
+  kItemOffsets,
 };
 
 enum class Style { results, completions, beams };
@@ -77,6 +83,9 @@ class EncodeSequencesNode final : public CpuNode {
     for (const Port port : {kTokens, kLengths, kScores, kCounts, kCuSeqlens})
       if (place_[port] < 0)
         throw std::invalid_argument("encode_sequences needs the input " + std::string(kPorts[port]));
+    for (const Port port : {kItemNodes, kItems, kPermitted, kItemOffsets})
+      if ((place_[port] < 0) != (place_[kNodes] < 0))
+        throw std::invalid_argument("encode_sequences: nodes goes with item_nodes, items, item_offsets and permitted");
     if (!decoder_.supported())
       throw std::invalid_argument("encode_sequences: this tokenizer's tokens cannot become text");
     if (config.input_bounds[place_[kTokens]].rank != 3)
@@ -111,7 +120,8 @@ class EncodeSequencesNode final : public CpuNode {
     }
     if (out.full())
       return status.fail(Code::internal,
-                         "[encode_sequences] the reply is longer than its bound of %lld bytes; raise bytes_per_token",
+                         "[encode_sequences] the reply is longer than its bound of %lld bytes; raise bytes_per_token, "
+                         "or bytes_for_items",
                          static_cast<long long>(outputs[0].bound[0]));
     outputs[0].shape[0] = out.size();
   }
@@ -185,11 +195,33 @@ class EncodeSequencesNode final : public CpuNode {
     out.text("}");
   }
 
+  // The items of the catalog's node that a sequence ends at, but for those the request may not have.
+  static void write_items(const Request& request, std::int64_t row, JsonWriter& out) {
+    const std::int64_t node = request.at(kNodes).as<std::int64_t>()[row];
+    const std::span<const std::int32_t> nodes(request.at(kItemNodes).as<std::int32_t>(),
+                                              static_cast<std::size_t>(request.at(kItemNodes).shape[0]));
+    const std::int32_t* const offsets = request.at(kItemOffsets).as<std::int32_t>();
+    const char* before = "[";
+    for (auto at = std::ranges::lower_bound(nodes, node) - nodes.begin();
+         static_cast<std::size_t>(at) < nodes.size() && nodes[static_cast<std::size_t>(at)] == node; ++at) {
+      if ((request.at(kPermitted).as<std::uint8_t>()[at / 8] >> at % 8 & 1) == 0) continue;
+      out.text(before);
+      out.string(
+          {request.at(kItems).as<char>() + offsets[at], static_cast<std::size_t>(offsets[at + 1] - offsets[at])});
+      before = ",";
+    }
+    out.text(*before == '[' ? "[]" : "]");
+  }
+
   void write_sequence(const Request& request, std::int64_t row, std::span<std::byte> workspace, JsonWriter& out) const {
     out.text("{\"text\":");
     write_text(request, row, workspace, out);
     out.text(",\"score\":");
     out.real(request.at(kScores).as<float>()[row]);
+    if (request.has(kNodes)) {
+      out.text(",\"items\":");
+      write_items(request, row, out);
+    }
     if (request.is_true(kReturnTokens)) {
       out.text(",\"tokens\":");
       write_tokens(request, row, out);

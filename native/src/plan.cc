@@ -48,6 +48,7 @@ void check_dims(const Plan& plan, const std::string& where, const std::vector<Di
 void check_tensor(const Plan& plan, const TensorSpec& tensor) {
   check_dims(plan, tensor.name, tensor.shape);
   if (tensor.capacity < 0) reject(tensor.name, "negative capacity");
+  if (tensor.borrowed) return;
   if (tensor.dtype == Dtype::text) {
     if (tensor.shape.size() > 1) reject(tensor.name, "text has rank 0 or 1");
     return;
@@ -76,6 +77,16 @@ void check_operand(const Plan& plan, const NodeSpec& node, const Operand& operan
       return check_scalar(plan, node, operand.index, Dtype::i64);
     case Operand::Kind::scalar:
       return check_scalar(plan, node, operand.index, Dtype::f32);
+    case Operand::Kind::row: {
+      check_index(node.name, operand.index, plan.tensors.size());
+      check_index(node.name, operand.ends, plan.tensors.size());
+      const TensorSpec& ends = plan.tensors[operand.ends];
+      const bool packed = plan.tensors[operand.index].shape.size() == 1 && ends.dtype == Dtype::i32 &&
+                          ends.shape.size() == 1 && ends.shape[0].symbol < 0;
+      if (!packed || operand.row < 0 || operand.row + 1 >= ends.shape[0].add)
+        reject(node.name, "a row operand does not fit its tensors");
+      return;
+    }
     default:
       check_index(node.name, operand.index, plan.tensors.size());
   }

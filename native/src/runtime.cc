@@ -24,10 +24,10 @@ std::vector<std::int32_t> iota_of(const NodeSpec& node) {
   return values;
 }
 
-std::unique_ptr<LoadedCpuNode> load_cpu_node(const NodeSpec& spec) {
+std::shared_ptr<const LoadedCpuNode> load_cpu_node(const NodeSpec& spec, const NodeConfig& config) {
   try {
     const dagserve_cpu_node& type = spec.foreign ? *spec.foreign : find_cpu_node(spec.config.op, spec.library);
-    return std::make_unique<LoadedCpuNode>(type, spec.config);
+    return std::make_shared<const LoadedCpuNode>(type, config);
   } catch (const std::exception& error) {
     throw std::invalid_argument("node " + spec.name + ": " + error.what());
   }
@@ -67,7 +67,7 @@ void Runtime::load() {
   for (const NodeSpec& spec : plan.nodes) {
     auto node = std::make_unique<LoadedNode>();
     node->spec = &spec;
-    if (!spec.aoti) node->cpu = load_cpu_node(spec);
+    if (!spec.aoti) node->cpu = load_cpu_node(spec, spec.config);
     node->iota = iota_of(spec);
     loaded_.nodes.push_back(std::move(node));
   }
@@ -345,6 +345,7 @@ void Runtime::serve_context(Context& context, RequestDecoder& decoder) noexcept 
     if (slot.endpoint >= 0) decode(slot, decoder);
     if (slot.status.ok()) context.run(slot.inputs, slot.response, {slot.deadline, &slot.cancelled}, slot.status);
     if (slot.trace) slot.trace(context);
+    context.release();
     lock.lock();
     --busy_contexts_;
     finish(slot);
@@ -409,6 +410,20 @@ Stats Runtime::stats() const noexcept {
   for (const auto& package : loaded_.packages)
     stats.runners.push_back({package->pool().capacity(), package->pool().used(), package->pool().waiting()});
   return stats;
+}
+
+void Runtime::replace_node(std::string_view name, const std::string& options) {
+  const auto found =
+      std::ranges::find(loaded_.nodes, name, [](const auto& node) -> std::string_view { return node->spec->name; });
+  if (found == loaded_.nodes.end() || (*found)->spec->aoti)
+    throw std::invalid_argument("no cpu node is called " + std::string(name));
+  NodeConfig config = (*found)->spec->config;
+  config.options = options;
+  std::shared_ptr<const LoadedCpuNode> node = load_cpu_node(*(*found)->spec, config);
+  std::lock_guard lock(loaded_.replacing);
+  if (node->workspace_bytes() > (*found)->cpu->workspace_bytes())
+    throw std::invalid_argument("node " + std::string(name) + " needs more workspace than contexts have for it");
+  std::swap((*found)->cpu, node);  // the old one goes after the lock, or with the last request that uses it
 }
 
 bool Runtime::drain(double timeout_s) noexcept {

@@ -119,6 +119,11 @@ class Runtime {
   // Ends every request that has not started and joins the threads. Nothing may be started afterwards.
   void stop() noexcept;
 
+  // Puts a cpu node created from other options in the place of the one of that name. Requests that run keep the one
+  // they began with. Throws std::invalid_argument where there is no such node or the new one cannot be created or used;
+  // then nothing has changed.
+  void replace_node(std::string_view name, const std::string& options);
+
   // Takes no new requests and waits for the admitted ones. True when all ended in time.
   bool drain(double timeout_s) noexcept;
 

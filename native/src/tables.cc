@@ -9,43 +9,8 @@ namespace dagserve {
 namespace {
 
 constexpr std::uint32_t kVersion = 6;
-constexpr std::size_t kUncheckedBytes = 16;  // magic, version and checksum itself
-constexpr std::size_t kShortPiece = 16;      // vocabulary.SHORT
+constexpr std::size_t kShortPiece = 16;  // vocabulary.SHORT
 constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
-
-struct Header {
-  char magic[8];
-  std::uint32_t version;
-  std::uint32_t checksum;  // CRC-32 of the file after this field
-  std::uint64_t file_bytes;
-  std::uint32_t sections;
-  std::uint32_t reserved[9];
-};
-struct Entry {
-  std::uint64_t offset, bytes;
-};
-static_assert(sizeof(Header) == 64 && std::endian::native == std::endian::little);
-
-constexpr std::array<std::uint32_t, 256> crc_table() {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    std::uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) value = value & 1 ? value >> 1 ^ 0xEDB88320u : value >> 1;
-    table[i] = value;
-  }
-  return table;
-}
-
-std::uint32_t crc32(std::string_view bytes) {
-  static constexpr auto kTable = crc_table();
-  std::uint32_t value = 0xFFFFFFFF;
-  for (const char byte : bytes) value = kTable[(value ^ static_cast<unsigned char>(byte)) & 0xFF] ^ value >> 8;
-  return ~value;
-}
-
-[[noreturn]] void refuse(const std::string& path, const std::string& reason) {
-  throw std::runtime_error("tokenizer tables " + path + " " + reason);
-}
 
 // Up to eight bytes as a number, the missing ones zero.
 std::uint64_t load(const char* text, std::size_t bytes) {
@@ -81,48 +46,19 @@ std::uint64_t piece_key(std::uint64_t low, std::uint64_t high, std::size_t bytes
 
 }  // namespace
 
-Tables::Tables(const std::string& path) : path_(path), file_(path) {
-  if (file_.size() < sizeof(Header)) refuse(path, "are cut short: compile the manifest again");
-  const std::string_view file(reinterpret_cast<const char*>(file_.data()), file_.size());
-  const Header& header = *reinterpret_cast<const Header*>(file.data());
-  if (std::memcmp(header.magic, "DAGTOKEN", 8) != 0) refuse(path, "are not a tokenizer table file");
-  if (header.version != kVersion)
-    refuse(path, "have version " + std::to_string(header.version) + ", this runtime reads " + std::to_string(kVersion) +
-                     ": compile the manifest again");
-  if (header.file_bytes != file.size()) refuse(path, "are cut short: compile the manifest again");
-  if (crc32(file.substr(kUncheckedBytes)) != header.checksum) refuse(path, "are damaged: compile the manifest again");
-  read();
-}
-
-std::string_view Tables::section(Section section, std::size_t after) const {
-  const char* file = reinterpret_cast<const char*>(file_.data());
-  const Header& header = *reinterpret_cast<const Header*>(file);
-  const std::size_t index = static_cast<std::size_t>(section) + after;
-  if (index >= header.sections || sizeof(Header) + header.sections * sizeof(Entry) > file_.size())
-    refuse(path_, "lack a section: compile the manifest again");
-  const Entry& entry = reinterpret_cast<const Entry*>(file + sizeof(Header))[index];
-  if (entry.offset > file_.size() || entry.bytes > file_.size() - entry.offset)
-    refuse(path_, "are inconsistent: compile the manifest again");
-  return {file + entry.offset, entry.bytes};
-}
-
-template <class T>
-std::span<const T> Tables::array(Section which) const {
-  const std::string_view bytes = section(which);
-  return {reinterpret_cast<const T*>(bytes.data()), bytes.size() / sizeof(T)};
-}
+Tables::Tables(const std::string& path) : file_(path, "DAGTOKEN", kVersion, "tokenizer tables") { read(); }
 
 template <class Slot>
 Tables::Hashed<Slot> Tables::hashed(Section which) const {
   const std::span<const Slot> slots = array<Slot>(which);
   if (slots.size() < 2 || !std::has_single_bit(slots.size()))
-    refuse(path_, "are inconsistent: compile the manifest again");
+    file_.refuse("are inconsistent: compile the manifest again");
   return {slots.data(), slots.size() - 1, 64 - static_cast<unsigned>(std::countr_zero(slots.size()))};
 }
 
 void Tables::read() {
   const auto consistent = [&](bool right) {
-    if (!right) refuse(path_, "are inconsistent: compile the manifest again");
+    if (!right) file_.refuse("are inconsistent: compile the manifest again");
   };
   const std::string_view options = section(Section::options);
   consistent(options.size() == sizeof(Options));

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "mapped_file.h"
+#include "section_file.h"
 
 namespace dagserve {
 
@@ -119,7 +119,9 @@ class Tables {
   std::span<const std::uint32_t> after() const { return after_; }
   bool is_space(std::uint32_t code_point) const { return spaces_[code_point] != 0; }
   bool is_word(std::uint32_t code_point) const { return words_[code_point] != 0; }
-  std::string_view section(Section section, std::size_t after = 0) const;
+  std::string_view section(Section section, std::size_t after = 0) const {
+    return file_.section(static_cast<std::size_t>(section) + after);
+  }
 
   std::uint32_t byte_token(unsigned char byte) const { return byte_tokens_[byte]; }
   Character character(std::uint32_t code_point) const {
@@ -206,13 +208,14 @@ class Tables {
   };
 
   template <class T>
-  std::span<const T> array(Section section) const;
+  std::span<const T> array(Section section) const {
+    return file_.array<T>(static_cast<std::size_t>(section));
+  }
   template <class Slot>
   Hashed<Slot> hashed(Section section) const;
   void read();
 
-  std::string path_;
-  MappedFile file_;
+  SectionFile file_;
   const Options* options_ = nullptr;
   std::span<const Step> steps_;
   std::string_view step_texts_;

@@ -26,6 +26,7 @@ struct TensorSpec {
   Dtype dtype = Dtype::u8;
   std::vector<Dim> shape;
   std::int64_t capacity = 0;  // bytes; of the payload for text
+  bool borrowed = false;      // no buffer: the node that makes it points it at memory that outlives the request
 };
 
 struct InputSpec {
@@ -39,8 +40,10 @@ struct InputSpec {
 };
 
 struct Operand {
-  enum class Kind : std::uint8_t { tensor, local, iota, count, scalar } kind = Kind::tensor;
-  int index = -1;          // tensor or local; iota: the cu_seqlens tensor; count, scalar: the value, -1 for the default
+  enum class Kind : std::uint8_t { tensor, local, iota, count, scalar, row } kind = Kind::tensor;
+  int index = -1;  // tensor, row or local; iota: the cu_seqlens tensor; count, scalar: the value, -1 for the default
+  int ends = -1;   // row: the i32 tensor of where rows end
+  int row = 0;     // row: which, from element `row` of `ends` to the next
   std::int64_t bound = 0;  // iota: longest length; count: the value where the tensor is absent
   int at_most = -1;        // count: the tensor that limits a default, -1 for `at_most_default`
   std::int64_t at_most_default = INT64_MAX;

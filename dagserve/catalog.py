@@ -1,0 +1,257 @@
+"""Catalogs of valid items: read from JSONL or parquet, checked, and built into the trie that a search walks.
+
+Nodes are numbered breadth first, the root 0, and the children of a node in the order of their tokens, so that they
+stand side by side: those of node ``n`` are ``first[n]`` to ``first[n + 1]``. Nodes of the last level have none, and are
+not in ``first``. ``label`` has the token that leads to a node as a row of its level's ``alphabet``. docs/catalogs.md
+describes the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from dagserve.errors import BuildError
+from dagserve.sections import read_sections, section_file
+
+MAGIC, VERSION = b"DAGITEMS", 1
+MAX_ITEM_BYTES = 256
+LIMITS = ("max_items", "max_depth", "max_children", "vocab_size")
+"""What of a ``catalog`` node's config bounds every catalog it may be given; see :class:`Limits`."""
+ENDS, OPEN = 1, 2
+"""Marks of a node, two bits each: an item ends here; one is further down."""
+
+Ints = npt.NDArray[np.int64]
+Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+
+
+class Section(IntEnum):
+    """What stands where; the native ``Section`` of ``catalog_node.cc`` is the same."""
+
+    SIZES = 0
+    """``u32``: levels, nodes, nodes above the last level, items."""
+    FIRST = 1
+    LABEL = 2
+    ALPHABETS = 3
+    """``i32``: the tokens of each level in ascending order, level by level."""
+    ALPHABET_ENDS = 4
+    """``i32[levels + 1]``: where each level's are."""
+    WIDEST = 5
+    """``i32[levels]``: the most children of a node above each level."""
+    MARKS = 6
+    ITEM_NODES = 7
+    """``i32``: the node each item ends at, ascending; of one node's, items are in the order of their bytes."""
+    ITEM_OFFSETS = 8
+    ITEMS = 9
+    ITEM_ORDER = 10
+    """``u32``: the items in the order of their bytes."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the manifest allows: a catalog beyond it is refused, when it is compiled and when it is put in later.
+
+    ``vocab_size`` is the tokenizer's; None where the manifest names none.
+    """
+
+    max_items: int
+    max_depth: int
+    max_children: int
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """A built catalog: items in the order of their nodes, and the trie."""
+
+    sections: Sequence[bytes]
+
+    def array(self, section: Section) -> npt.NDArray[Any]:
+        """A section's numbers."""
+        kinds = {Section.SIZES: "<u4", Section.MARKS: "u1", Section.ITEMS: "u1", Section.ITEM_ORDER: "<u4"}
+        return np.frombuffer(self.sections[section], dtype=kinds.get(section, "<i4"))
+
+    @property
+    def file(self) -> bytes:
+        """The table file."""
+        return section_file(MAGIC, VERSION, self.sections)
+
+
+def read_items(path: Path, encode: Encode | None) -> tuple[list[str], list[Sequence[int]]]:
+    """Item ids and token paths of a ``.jsonl`` or ``.parquet`` file, in its order.
+
+    Args:
+        path: each line, or row, has ``item`` and either ``tokens`` or ``text``.
+        encode: texts to tokens; None where the manifest names no tokenizer.
+
+    Raises:
+        BuildError: the file is not there, or a line of it is wrong; the message says which and how to mend it.
+    """
+    if not path.is_file():
+        raise BuildError(f"no catalog at {path}: give a .jsonl or .parquet file")
+    items: list[str] = []
+    paths: list[Sequence[int]] = []
+    texts: dict[int, str] = {}
+    for place, row in _rows(path):
+        item, tokens = _checked(place, row)
+        items.append(item)
+        paths.append(tokens if isinstance(tokens, list) else [])
+        if isinstance(tokens, str):
+            texts[len(paths) - 1] = tokens
+    if texts:
+        if encode is None:
+            raise BuildError(f"{path.name} has texts: name their `tokenizer` in the catalog's `with`, or give tokens")
+        for i, ids in zip(texts, encode(list(texts.values())), strict=True):
+            paths[i] = ids
+    return items, paths
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            place = f"{path.name}, line {number}"
+            try:
+                yield place, orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise BuildError(f"{place}: not JSON: {error}; write one object a line") from error
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import parquet  # only those who have parquet files need it
+    except ImportError as error:
+        raise BuildError(f"{path.name}: reading parquet needs pyarrow: pip install 'dagserve[parquet]'") from error
+    number = 0
+    for batch in parquet.ParquetFile(path).iter_batches():
+        for row in batch.to_pylist():
+            number += 1
+            yield f"{path.name}, row {number}", {k: v for k, v in row.items() if v is not None}
+
+
+def _checked(place: str, row: Any) -> tuple[str, list[int] | str]:
+    if not isinstance(row, dict):
+        raise BuildError(f'{place}: not an object; write {{"item": "...", "tokens": [...]}}')
+    if unknown := [k for k in row if k not in ("item", "tokens", "text")]:
+        raise BuildError(f"{place}: unknown key `{unknown[0]}`; an item has `item` and `tokens` or `text`")
+    item = row.get("item")
+    if not isinstance(item, str) or not 1 <= len(item.encode(errors="replace")) <= MAX_ITEM_BYTES:
+        raise BuildError(f"{place}: `item` must be a string of 1 to {MAX_ITEM_BYTES} bytes")
+    if ("tokens" in row) == ("text" in row):
+        raise BuildError(f"{place}: give `tokens` or `text`, one of them")
+    value: Any = row.get("tokens", row.get("text"))
+    if "text" in row and not isinstance(value, str):
+        raise BuildError(f"{place}: `text` must be a string")
+    if "tokens" in row and not (isinstance(value, list) and all(type(t) is int for t in value)):
+        raise BuildError(f"{place}: `tokens` must be a list of integers")
+    return item, value
+
+
+def build_catalog(items: Sequence[str], paths: Sequence[Sequence[int]], limits: Limits) -> Catalog:
+    """The tables of a catalog.
+
+    Raises:
+        BuildError: no items or too many, an id twice, a path that is empty, too long or outside the vocabulary.
+    """
+    if not 1 <= len(items) <= limits.max_items:
+        raise BuildError(f"the catalog has {len(items)} items; it must have from 1 to max_items, {limits.max_items}")
+    lengths = np.fromiter(map(len, paths), np.int64, len(paths))
+    for wrong, reason in ((lengths == 0, "no tokens"), (lengths > limits.max_depth, "too many tokens")):
+        if wrong.any():
+            i = int(wrong.argmax())
+            fix = f"give it from 1 to max_depth, {limits.max_depth}"
+            raise BuildError(f"item {items[i]!r} has {reason} ({lengths[i]}); {fix}")
+    tokens = np.fromiter((t for path in paths for t in path), np.int64, int(lengths.sum()))
+    most = 2**31 - 1 if limits.vocab_size is None else limits.vocab_size - 1
+    if ((tokens < 0) | (tokens > most)).any():
+        at = int(((tokens < 0) | (tokens > most)).argmax())
+        i = int(np.searchsorted(lengths.cumsum(), at, side="right"))
+        raise BuildError(f"item {items[i]!r} has token {tokens[at]}; tokens are from 0 to {most}")
+    levels = int(lengths.max())
+    padded = np.full((len(items), levels), -1, np.int64)
+    padded[np.arange(levels) < lengths[:, None]] = tokens
+    names = [item.encode("utf-8", "surrogatepass") for item in items]
+    by_name = np.array(sorted(range(len(names)), key=names.__getitem__), np.int64)
+    for a, b in itertools.pairwise(by_name):
+        if names[a] == names[b]:
+            raise BuildError(f"item {items[a]!r} is in the catalog twice; give every item an id of its own")
+    # By path, then by id: lexsort's last key counts first and it keeps the order of equals.
+    order = by_name[np.lexsort(padded[by_name].T[::-1])]
+    built = Catalog(_tables(padded[order], lengths[order], [names[i] for i in order]))
+    if (widest := int(built.array(Section.WIDEST).max())) > limits.max_children:
+        limit = f"over max_children, {limits.max_children}"
+        raise BuildError(f"a beginning of the catalog's items has {widest} next tokens, {limit}; raise it")
+    return built
+
+
+def _tables(paths: Ints, lengths: Ints, names: Sequence[bytes]) -> list[bytes]:
+    count, levels = paths.shape
+    reached = np.zeros((levels + 1, count), np.int64)  # the node of each item's beginning of that length
+    labels, alphabets, parents = [np.zeros(1, np.int64)], list[Ints](), list[Ints]()
+    nodes, above, same = 1, 0, np.zeros(count, bool)
+    same[1:] = True
+    for level in range(levels):
+        above = nodes
+        there = lengths > level
+        same[1:] &= paths[1:, level] == paths[:-1, level]
+        new = there & ~same
+        reached[level + 1] = np.where(there, nodes - 1 + np.cumsum(new), 0)
+        nodes += int(new.sum())
+        alphabet, rows = np.unique(paths[new, level], return_inverse=True)
+        alphabets.append(alphabet)
+        labels.append(rows)
+        parents.append(reached[level][new])
+    children = np.bincount(np.concatenate(parents), minlength=nodes)
+    widest = [int(np.bincount(p).max()) for p in parents]
+    ends = reached[lengths, np.arange(count)]
+    order = np.argsort(ends, kind="stable")
+    ends, names = ends[order], [names[i] for i in order]
+    marks = np.where(children > 0, OPEN, 0)
+    marks[ends] |= ENDS
+    offsets = np.cumsum([0, *map(len, names)])
+    by_name = sorted(range(count), key=names.__getitem__)
+    first = np.concatenate([[1], 1 + np.cumsum(children[:above])])
+
+    def numbers(values: Any) -> bytes:
+        return np.asarray(values).astype("<i4").tobytes()
+
+    return [
+        numbers([levels, nodes, above, count]),
+        numbers(first),
+        numbers(np.concatenate(labels)),
+        numbers(np.concatenate(alphabets)),
+        numbers(np.cumsum([0, *map(len, alphabets)])),
+        numbers(widest),
+        packed_marks(marks),
+        numbers(ends),
+        numbers(offsets),
+        b"".join(names),
+        numbers(by_name),
+    ]
+
+
+def read_section(path: Path, section: Section) -> bytes:
+    """One section of a table file."""
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return read_sections(content, [section])[0]
+
+
+def packed_marks(marks: npt.NDArray[Any]) -> bytes:
+    """Four nodes a byte, the first in the lowest bits."""
+    padded = np.zeros(-(-len(marks) // 4) * 4, np.uint8)
+    padded[: len(marks)] = marks
+    rows = padded.reshape(-1, 4)
+    return (rows[:, 0] | rows[:, 1] << 2 | rows[:, 2] << 4 | rows[:, 3] << 6).astype(np.uint8).tobytes()

@@ -1,0 +1,304 @@
+"""Catalogs: the trie against plain sets, the native node against the readable one, the search against a plain one."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from beam_reference import Hypothesis
+from catalog_reference import exhaustive, legal, search
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import CONFIGS, make_model
+from test_beam_modules import OPERATORS, Modules, logits_of, same, sequences
+from torch import Tensor
+
+import dagserve.nodes.beam_search as beam_search
+from dagserve._native import CpuNode
+from dagserve.catalog import ENDS, OPEN, Catalog, Limits, Section, build_catalog, read_items
+from dagserve.errors import BuildError
+from dagserve.kernels.beam.selection import NEVER
+from dagserve.nodes.beam_search import ExpandCatalog, Finish, Prefill
+from dagserve.nodes.catalog import Catalog as CatalogNode
+from dagserve.nodes.decoder import parameter_mapping
+
+DEPTH = 4
+LIMITS = Limits(max_items=2000, max_depth=DEPTH, max_children=512)
+Items = dict[str, tuple[int, ...]]
+
+
+def catalog_of(items: Mapping[str, Sequence[int]]) -> Catalog:
+    return build_catalog(list(items), list(items.values()), LIMITS)
+
+
+def marks_of(packed: Any, nodes: int) -> list[int]:
+    return [int(packed[n // 4]) >> n % 4 * 2 & 3 for n in range(nodes)]
+
+
+def paths_of(catalog: Catalog) -> dict[int, tuple[int, ...]]:
+    """The tokens that lead to each node, walked from the root."""
+    first, label = catalog.array(Section.FIRST), catalog.array(Section.LABEL)
+    alphabets, ends = catalog.array(Section.ALPHABETS), catalog.array(Section.ALPHABET_ENDS)
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    for node in range(len(first) - 1):
+        for child in range(first[node], first[node + 1]):
+            paths[child] = (*paths[node], int(alphabets[ends[len(paths[node])] + label[child]]))
+    return paths
+
+
+PATHS = st.lists(st.integers(0, 6), min_size=1, max_size=DEPTH).map(tuple)
+CATALOGS = st.lists(PATHS, min_size=1, max_size=30).map(lambda found: {f"i{n}": p for n, p in enumerate(found)})
+
+
+@settings(max_examples=300, deadline=None)
+@given(CATALOGS)
+def test_the_trie_holds_exactly_the_items(items: Items) -> None:
+    catalog = catalog_of(items)
+    levels, nodes, _, count = catalog.array(Section.SIZES).tolist()
+    paths = paths_of(catalog)
+    beginnings = {p[:n] for p in items.values() for n in range(len(p) + 1)}
+    assert len(paths) == nodes == len(beginnings)
+    assert set(paths.values()) == beginnings
+    assert list(paths.values()) == sorted(paths.values(), key=lambda p: (len(p), p))
+    assert levels == max(map(len, items.values()))
+    for node, mark in enumerate(marks_of(catalog.array(Section.MARKS), nodes)):
+        assert bool(mark & ENDS) == (paths[node] in items.values())
+        assert bool(mark & OPEN) == any(len(p) > len(paths[node]) and p in beginnings for p in beginnings
+                                        if p[: len(paths[node])] == paths[node])  # fmt: skip
+    offsets, ids = catalog.array(Section.ITEM_OFFSETS), catalog.sections[Section.ITEMS]
+    found = [ids[a:b].decode() for a, b in itertools.pairwise(offsets)]
+    assert {i: paths[n] for i, n in zip(found, catalog.array(Section.ITEM_NODES), strict=True)} == items
+    assert [found[i] for i in catalog.array(Section.ITEM_ORDER)] == sorted(items)
+    widest = [max(len(legal(set(items.values()), p)) for p in beginnings if len(p) == n) for n in range(levels)]
+    assert catalog.array(Section.WIDEST).tolist() == widest
+    assert count == len(items)
+
+
+def ports_of(config: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Inputs and outputs of the native node."""
+    interface = CatalogNode.interface(config, {})
+    bounds: Any = interface.bounds
+    outputs = [
+        (p.name, p.type.dtype, [d.add + (bounds[d.symbol] if d.symbol else 0) for d in p.type.shape], 0)
+        for p in interface.outputs
+    ]
+    return [("allow", "text", [64], 65536), ("deny", "text", [64], 65536)], outputs
+
+
+def nodes_of(folder: Path, items: Mapping[str, Sequence[int]], limits: Limits = LIMITS) -> tuple[Any, CatalogNode]:
+    """The native node and the readable one."""
+    (folder / "c.bin").write_bytes(build_catalog(list(items), list(items.values()), limits).file)
+    config = {"tables": "c.bin", "max_items": limits.max_items, "max_depth": limits.max_depth, "max_children": 512}
+    return CpuNode("catalog", config, *ports_of(config), str(folder), ""), CatalogNode(config, folder)
+
+
+@settings(max_examples=200, deadline=None)
+@given(CATALOGS, st.data())
+def test_both_nodes_permit_the_same(tmp_path_factory: pytest.TempPathFactory, items: Items, data: Any) -> None:
+    native, plain = nodes_of(tmp_path_factory.mktemp("catalog"), items)
+    ids = st.lists(st.sampled_from([*items, "unknown", "i", ""]), min_size=1, max_size=40)
+    given_ = {name: data.draw(st.none() | ids) for name in ("allow", "deny")}
+    ours, theirs = native.run(given_), plain.run(given_)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    allowed = set(items) if given_["allow"] is None else set(given_["allow"]) & set(items)
+    wanted = {items[i] for i in allowed - set(given_["deny"] or ())}
+    paths = paths_of(catalog_of(items))
+    for node, mark in enumerate(marks_of(ours["marks"], len(paths))):
+        n = len(paths[node])
+        assert bool(mark & ENDS) == (paths[node] in wanted)
+        assert bool(mark & OPEN) == any(len(p) > n and p[:n] == paths[node] for p in wanted)
+
+
+WRONG_LINES = [
+    (b"{", "line 1: not JSON"),
+    (b"[]", 'not an object; write {"item": "...", "tokens": [...]}'),
+    (b'{"tokens":[1]}', "`item` must be a string of 1 to 256 bytes"),
+    (b'{"item":3,"tokens":[1]}', "`item` must be a string"),
+    (b'{"item":"","tokens":[1]}', "`item` must be a string of 1 to 256 bytes"),
+    (b'{"item":"' + b"x" * 257 + b'","tokens":[1]}', "`item` must be a string of 1 to 256 bytes"),
+    (b'{"item":"a"}', "give `tokens` or `text`, one of them"),
+    (b'{"item":"a","tokens":[1],"text":"b"}', "give `tokens` or `text`, one of them"),
+    (b'{"item":"a","tokens":1}', "`tokens` must be a list of integers"),
+    (b'{"item":"a","tokens":[true]}', "`tokens` must be a list of integers"),
+    (b'{"item":"a","tokens":[1.0]}', "`tokens` must be a list of integers"),
+    (b'{"item":"a","text":1}', "`text` must be a string"),
+    (b'{"item":"a","text":"b"}', "name their `tokenizer`"),
+    (b'{"item":"a","tokens":[1],"price":3}', "unknown key `price`"),
+    (b'{"item":"a","tokens":[]}', "item 'a' has no tokens (0); give it from 1 to max_depth, 4"),
+    (b'{"item":"a","tokens":[1,2,3,4,5]}', "item 'a' has too many tokens (5)"),
+    (b'{"item":"b","tokens":[1]}\n{"item":"a","tokens":[1,-2]}', "item 'a' has token -2; tokens are from 0"),
+    (b'{"item":"a","tokens":[1]}\n{"item":"a","tokens":[2]}', "item 'a' is in the catalog twice"),
+    (b"\n\n", "the catalog has 0 items; it must have from 1 to max_items, 2000"),
+    (b"\n".join(b'{"item":"%d","tokens":[%d]}' % (i, i) for i in range(600)), "600 next tokens, over max_children"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG_LINES, ids=range(len(WRONG_LINES)))
+def test_a_wrong_catalog_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_bytes(content)
+    with pytest.raises(BuildError) as caught:
+        build_catalog(*read_items(tmp_path / "c.jsonl", None), LIMITS)
+    assert message in str(caught.value)
+
+
+def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
+    items = {"a": (1, 2), "b": (1,)}
+    nodes_of(tmp_path, items)
+    good = (tmp_path / "c.bin").read_bytes()
+    config = {"tables": "c.bin", "max_items": 2000, "max_depth": DEPTH, "max_children": 512}
+    _, outputs = ports_of(config)
+    for damaged, message in ((good[:-1], "cut short"), (good[:-1] + b"?", "damaged"), (b"X" + good[1:], "not a file")):
+        (tmp_path / "c.bin").write_bytes(damaged)
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            CpuNode("catalog", config, [], outputs, str(tmp_path), "")
+
+
+LARGER = [
+    ({"max_items": 2}, "have 3 items, over max_items, 2"),
+    ({"max_depth": 1}, "have items of 2 tokens, over max_depth, 1"),
+    ({"max_children": 1}, "have 2 next tokens after one beginning, over max_children, 1"),
+]
+
+
+@pytest.mark.parametrize(("limit", "message"), LARGER, ids=range(len(LARGER)))
+def test_a_table_beyond_the_graphs_limits_is_refused(limit: dict[str, int], message: str, tmp_path: Path) -> None:
+    nodes_of(tmp_path, {"a": (1, 2), "b": (1,), "c": (2,)})
+    config = {"tables": "c.bin", "max_items": 2000, "max_depth": DEPTH, "max_children": 512, **limit}
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        CpuNode("catalog", config, [], ports_of(config)[1], str(tmp_path), "")
+
+
+class CatalogModules(Modules):
+    """The modules of a catalog's search, called in the order of the node."""
+
+    def __init__(self, model: Any, steps: int, normalize: str) -> None:
+        super().__init__(model, steps, (), 0, 16)
+        config = model.config.to_dict()
+        self.prefill = Prefill(config, "fp32", OPERATORS, steps, catalog=True)
+        self.catalog_expand = ExpandCatalog(config, "fp32", OPERATORS, steps, normalize)
+        self.finish = Finish(steps, catalog=True)
+        state, mapping = model.state_dict(), parameter_mapping(config)
+        for module in (self.prefill, self.catalog_expand):
+            for name, parameter in module.named_parameters():
+                parameter.data = state[mapping[name]]
+        self.tables: Mapping[str, Any] = {}
+        self.expand: Any = self._down
+
+    def _down(self, hidden: Tensor, step: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.catalog_expand(hidden, step, *state, *level_of(self.tables, int(step))))
+
+
+def level_of(tables: Mapping[str, Any], level: int) -> list[Tensor]:
+    """What one level's expansion reads."""
+
+    def row(name: str) -> Any:
+        ends = tables[f"{name[:-1] if name == 'alphabets' else name}_ends"]
+        return tables[name][ends[level] : ends[level + 1]]
+
+    return [torch.tensor(v) for v in (tables["first"], tables["label"], tables["marks"], row("alphabets"),
+                                      row("children"))]  # fmt: skip
+
+
+def random_items(source: random.Random, count: int, vocabulary: int) -> Items:
+    tokens = [source.sample(range(vocabulary), 6) for _ in range(DEPTH)]
+    lengths = (1, 2, 3, 3, 4, 4)
+    return {
+        f"item {n}": tuple(source.choice(level) for level in tokens[: source.choice(lengths)]) for n in range(count)
+    }
+
+
+@pytest.mark.parametrize("normalize", ["vocabulary", "catalog"])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_search_is_the_plain_one(seed: int, normalize: str, tmp_path: Path) -> None:
+    source = random.Random(seed)
+    model = make_model(CONFIGS["llama-tied"], seed)
+    items = random_items(source, 80, 512)
+    _, node = nodes_of(tmp_path, items)
+    modules = CatalogModules(model, DEPTH, normalize)
+    denied = source.sample(sorted(items), 20)
+    prompts = [[3, 1, 4], [1, 5]]
+    for width, penalty, deny in ((1, 0.0, []), (5, 1.0, denied), (16, -0.5, denied), (200, 0.7, [])):
+        modules.tables = node.run({"deny": deny})
+        outputs = modules.run(prompts, width, width, penalty)
+        for index, prompt in enumerate(prompts):
+            permitted = set(items) - set(deny)
+            expected = search(logits_of(model, prompt), items, permitted, width, DEPTH, penalty, normalize)
+            same(sequences(outputs[:7], index), expected)
+            paths = paths_of(catalog_of(items))
+            assert [paths[int(n)] for n in outputs[7][index, : len(expected)]] == [tuple(h.tokens) for h in expected]
+    everything = exhaustive(logits_of(model, prompts[0]), items, items, 0.7, normalize)
+    found = [(h.final(0.7), tuple(h.tokens)) for h in sequences(outputs[:7], 0)]
+    assert [p for _, p in found] == [p for _, p in everything]
+    assert [s for s, _ in found] == pytest.approx([s for s, _ in everything], abs=1e-3)
+
+
+def constrained(expand: ExpandCatalog, tables: Mapping[str, Any], width: int, seed: int) -> list[Hypothesis]:
+    """A search whose hidden states are random: only what is legal counts."""
+    prompts, n, hidden = 4, DEPTH, expand.weight.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    state = [
+        torch.zeros(prompts, 1, n + 1, dtype=torch.int64),
+        torch.zeros(prompts, 1, n + 1),
+        torch.zeros(prompts, width, n + 2, dtype=torch.int64),
+        torch.full((prompts, width, n + 2), NEVER),
+    ]
+    step, options = torch.zeros(1, dtype=torch.int64), (torch.tensor(0.0), torch.arange(width, dtype=torch.int32))
+    with torch.no_grad():
+        for level in range(n):
+            beams = torch.randn(prompts, state[0].shape[1], hidden, generator=generator)
+            _, _, _, step, *state = expand(beams, step, *state, *options, *level_of(tables, level))
+        outputs = list(Finish(n, catalog=True)(step, *state, *options))
+    return [h for prompt in range(prompts) for h in sequences(outputs[:7], prompt)]
+
+
+def expansion(normalize: str) -> ExpandCatalog:
+    module = ExpandCatalog(CONFIGS["llama-tied"].to_dict(), "fp32", OPERATORS, DEPTH, normalize)
+    torch.nn.init.normal_(module.weight)
+    return module
+
+
+def test_no_sequence_of_a_hundred_thousand_is_illegal(tmp_path: Path) -> None:
+    source, total, seed = random.Random(5), 0, 0
+    modules = {name: expansion(name) for name in ("vocabulary", "catalog")}
+    while total < 100_000:
+        seed += 1
+        items = random_items(source, source.choice([1, 10, 500, 1900]), 512)
+        _, node = nodes_of(tmp_path, items)
+        deny = source.sample(sorted(items), source.randrange(len(items)))
+        permitted = {items[i] for i in items.keys() - set(deny)}
+        found = constrained(modules[source.choice(sorted(modules))], node.run({"deny": deny}), 400, seed)
+        assert {tuple(h.tokens) for h in found} <= permitted
+        assert len(found) == 4 * min(400, len(permitted)) or len(permitted) > 400
+        total += 4 * 400 * DEPTH
+
+
+@pytest.mark.parametrize("taken_out", ["children", "marks"])
+def test_without_its_masks_the_search_gives_what_is_illegal(
+    taken_out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test above would fail if the search did not look."""
+    items = random_items(random.Random(6), 100, 512)
+    _, node = nodes_of(tmp_path, items)
+    deny = sorted(items)[:50]
+    tables = dict(node.run({"deny": deny}))
+    if taken_out == "marks":
+        tables["marks"] = np.full_like(tables["marks"], 0b01010101)
+    else:
+        plain = beam_search._children
+
+        def all_children(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+            child, there = plain(*arguments)
+            return child.clamp(max=len(tables["label"]) - 1), torch.ones_like(there)
+
+        monkeypatch.setattr(beam_search, "_children", all_children)
+    permitted = {items[i] for i in items.keys() - set(deny)}
+    found = constrained(expansion("vocabulary"), tables, 100, 0)
+    assert not {tuple(h.tokens) for h in found} <= permitted
