@@ -130,7 +130,12 @@ def test_a_catalog_is_changed_and_brought_back(engine: Engine) -> None:
         assert all(i.startswith("sku-") for i in all_items(before))
         assert all(i.startswith("new-") for i in all_items(after))
         assert post(client, "/v1/catalogs/items", lines(3, 10, "sku")).json()["previous"] == 2
-        assert post(client, "/v1/catalogs/items/rollback").json() == {**state, "version": 2, "items": 300, "previous": 3}
+        assert post(client, "/v1/catalogs/items/rollback").json() == {
+            **state,
+            "version": 2,
+            "items": 300,
+            "previous": 3,
+        }
         assert client.post("/v1/generate", json=ask).content == after.content
         assert post(client, "/v1/catalogs/items/rollback").json()["version"] == 3
 

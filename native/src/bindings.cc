@@ -782,6 +782,25 @@ class NodeRunner {
   }
 
   nb::dict run(const nb::dict& values) const {
+    return with_run(values, [this](const std::vector<Tensor>& outputs, Clock::duration) {
+      nb::dict result;
+      for (std::size_t i = 0; i < outputs.size(); ++i) result[outputs_[i].name.c_str()] = python_value(outputs[i]);
+      return result;
+    });
+  }
+
+  // Seconds of the node alone.
+  double time(const nb::dict& values) const {
+    return with_run(values, [](const std::vector<Tensor>&, Clock::duration taken) {
+      return std::chrono::duration<double>(taken).count();
+    });
+  }
+
+ private:
+  // Runs the node; `use` takes the outputs and how long it took.
+  template <class Use>
+  std::invoke_result_t<Use, const std::vector<Tensor>&, Clock::duration> with_run(const nb::dict& values,
+                                                                                  Use use) const {
     const Lease lease(*this);
     Arena& arena = *lease.arena;
     std::vector<Tensor> inputs;
@@ -795,18 +814,19 @@ class NodeRunner {
       outputs.back().present = true;
     }
     Status status;
+    Clock::duration taken{};
     {
       nb::gil_scoped_release released;
       const std::size_t workspace = node_->workspace_bytes();
-      node_->run(inputs, outputs, {arena.take(workspace), workspace}, status);
+      const std::span<std::byte> scratch(arena.take(workspace), workspace);
+      const Clock::time_point started = Clock::now();
+      node_->run(inputs, outputs, scratch, status);
+      taken = Clock::now() - started;
     }
     if (!status.ok()) raise(status);
-    nb::dict result;
-    for (std::size_t i = 0; i < outputs.size(); ++i) result[outputs_[i].name.c_str()] = python_value(outputs[i]);
-    return result;
+    return use(outputs, taken);
   }
 
- private:
   void add(const PortBounds& port, std::vector<InputSpec>& ports, std::vector<PortSpec>& specs) {
     const auto& [name, dtype, shape, capacity] = port;
     TensorSpec spec{name, parse_dtype(dtype), {}, capacity};
@@ -899,7 +919,8 @@ NB_MODULE(_native, m) {
       .def(nb::init<const std::string&, const nb::dict&, const std::vector<PortBounds>&, const std::vector<PortBounds>&,
                     const std::string&, const std::string&>(),
            "op"_a, "config"_a, "inputs"_a, "outputs"_a, "root"_a, "library"_a = "")
-      .def("run", &NodeRunner::run, "inputs"_a);
+      .def("run", &NodeRunner::run, "inputs"_a)
+      .def("time", &NodeRunner::time, "inputs"_a);
 }
 
 }  // namespace dagserve
