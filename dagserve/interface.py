@@ -167,8 +167,8 @@ class BuildSpec:
 
     ``bounds`` gives sizes of symbols that only packages have, a function from those of the ports. ``mapping`` names a
     function from ``config.json`` to ``{parameter: checkpoint parameter}``. ``state`` says how many bytes a request
-    keeps inside the node between calls: by name, a product of symbols and an integer such as ``P*L*1536``. ``generated`` is how many positions the node adds
-    to the longest input.
+    keeps inside the node between calls: by name, a product of symbols and an integer such as ``P*L*1536``.
+    ``generated`` is how many positions the node adds to the longest input.
     """
 
     packages: tuple[PackageSpec, ...]

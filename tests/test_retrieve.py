@@ -1,4 +1,4 @@
-"""manifests/retrieve.yaml compiled with a tiny model: both runtimes, the plain search, HTTP, catalogs changed under load."""
+"""manifests/retrieve.yaml with a tiny model: both runtimes, the plain search, HTTP, catalogs changed under load."""
 
 from __future__ import annotations
 
@@ -215,6 +215,6 @@ def test_a_token_outside_the_models_vocabulary_is_refused(tmp_path: Path, model:
     variables = {"model": str(model), "catalog": str(tmp_path / "items.jsonl")}
     made = compile_manifest(tmp_path / "plain.yaml", variables, output=tmp_path / "made", cache=build_cache).artifact
     for runtime in (engine := Engine.load(made), ReferenceRuntime(made)):
-        with pytest.raises(InvalidRequest, match="items.alphabets\\[1\\] is 500; it must be from 0 to"):
+        with pytest.raises(InvalidRequest, match=r"items.alphabets\[1\] is 500; it must be from 0 to"):
             runtime.run({"prompts": ["yes"]})
     engine.close()
