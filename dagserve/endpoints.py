@@ -27,12 +27,14 @@ class Field:
         kind: ``input`` (becomes the graph's input ``input``), ``model`` (must be the served name), ``constant`` (must
             be ``expected``, a JSON scalar, because of ``reason``), ``fixed`` (may not be given) or ``ignored``.
         one_or_many: a value alone counts as a list of one.
+        empty_is_absent: an empty list says no more than none does.
     """
 
     path: str
     kind: str = "input"
     input: str = ""
     one_or_many: bool = False
+    empty_is_absent: bool = False
     expected: str = ""
     reason: str = ""
     description: str = ""
@@ -63,7 +65,7 @@ GENERATE = (
     Field("width", input="width"),
     Field("length_penalty", input="length_penalty"),
     Field("allow", input="allow", description="Items of the catalog that may be given; all where it is left out."),
-    Field("deny", input="deny", description="Items of the catalog that may not be given."),
+    Field("deny", input="deny", empty_is_absent=True, description="Items of the catalog that may not be given."),
     Field("return_tokens", input="return_tokens"),
     Field("return_scores", input="return_scores"),
     Field("model", MODEL),
@@ -206,7 +208,8 @@ def _value_schema(plan: Mapping[str, Any], field: Field) -> dict[str, Any]:
     if not tensor["shape"]:
         return {**about, **one}
     bounds = {s["name"]: s["bound"] for s in plan["symbols"]}
-    many = {"type": "array", "items": one, "minItems": 1, "maxItems": parse_dim(tensor["shape"][0]).size(bounds)}
+    many = {"type": "array", "items": one, "minItems": 0 if field.empty_is_absent else 1}
+    many["maxItems"] = parse_dim(tensor["shape"][0]).size(bounds)
     return {**about, "oneOf": [one, many]} if field.one_or_many else {**about, **many}
 
 

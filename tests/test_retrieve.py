@@ -98,6 +98,15 @@ def test_the_result_is_the_plain_searchs(width: int, engine: Engine, model: Path
         assert s["text"] == tokenizer.decode(s["tokens"])
 
 
+def test_an_empty_list_denies_nothing_and_allows_nothing(artifact: Path, engine: Engine) -> None:
+    plain = engine.run_body(b'{"prompt": "yes"}')
+    body = b'{"prompt": "yes", "deny": []}'
+    assert engine.run_body(body) == ReferenceRuntime(artifact).run_body(body) == plain
+    for runtime in (engine, ReferenceRuntime(artifact)):
+        with pytest.raises(InvalidRequest, match="allow has 0 entries; it must have from 1 to 1000"):
+            runtime.run_body(b'{"prompt": "yes", "allow": []}')
+
+
 def test_what_the_catalog_lacks_is_said_not_filled(engine: Engine) -> None:
     few = json.loads(engine.run({"prompts": ["yes"], "n": 16, "allow": ["sku-3", "gone"]}))["results"][0]
     assert few["found"] == 1

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from dagserve.endpoints import MODEL, Field, fields_of
 from dagserve.errors import InvalidRequest, UnknownModel
-from dagserve.shapes import INTEGER_RANGES
+from dagserve.shapes import INTEGER_RANGES, parse_dim
 
 _F32_MAX = 2.0**128 - 2.0**104
 
@@ -98,6 +98,8 @@ def _take(field: Field, value: Any, plan: Mapping[str, Any], inputs: dict[str, A
     tensor = plan["tensors"][spec["tensor"]]
     if value is None and (spec["optional"] or spec["default"] is not None):
         return
+    if field.empty_is_absent and isinstance(value, list) and not isinstance(value, _Members) and not value:
+        return
     if field.input in inputs:
         raise InvalidRequest(f"{field.path} is given under two names; give one of them")
     many = isinstance(value, list) and not isinstance(value, _Members)
@@ -106,6 +108,9 @@ def _take(field: Field, value: Any, plan: Mapping[str, Any], inputs: dict[str, A
     elif many:
         for i, one in enumerate(value):
             _check(f"{field.path}[{i}]", one, tensor["dtype"])
+        most = parse_dim(tensor["shape"][0]).size({s["name"]: s["bound"] for s in plan["symbols"]})
+        if not 1 <= len(value) <= most:
+            raise InvalidRequest(f"{field.path} has {len(value)} entries; it must have from 1 to {most}")
     elif field.one_or_many and value is not None and not isinstance(value, _Members):
         _check(field.path, value, tensor["dtype"])
         value = [value]

@@ -564,6 +564,7 @@ FieldSpec parse_field(const Plan& plan, const nb::dict& dict) {
   if (kind == std::end(kKinds)) throw std::invalid_argument("endpoint: unknown kind of field " + field.path);
   field.kind = kind->second;
   field.one_or_many = get<bool>(dict, "one_or_many");
+  field.empty_is_absent = get<bool>(dict, "empty_is_absent");
   field.expected = get<std::string>(dict, "expected");
   field.reason = get<std::string>(dict, "reason");
   if (field.kind != Kind::input) return field;

@@ -233,6 +233,10 @@ class Reading {
       if (row < tensor.bound[0] && !read_one({spec.path, row}, element, tensor, row)) return false;
       ++row;
     }
+    if (row == 0 && spec.empty_is_absent) {
+      tensor.present = false;
+      return true;
+    }
     if (row < 1 || row > tensor.bound[0])
       return fail("%s has %lld entries; it must have from 1 to %lld", spec.path.c_str(), static_cast<long long>(row),
                   static_cast<long long>(tensor.bound[0]));
