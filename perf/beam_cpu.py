@@ -1,7 +1,8 @@
 """Beam search on a CPU: the node beside ``transformers.generate(num_beams=...)`` with the same model, in one run.
 
 For each width, the same prompts by both sides in turn, one thread each, and how many results are the same. Differences
-are kept: transformers keeps a completed sequence only where it ranks among the first beams, and breaks ties otherwise.
+are kept in the JSON: transformers keeps a completed sequence only where it ranks among the first beams, breaks ties
+otherwise, and at width 1 is greedy: it ends at the first stop token, where ours goes on to find better ones.
 """
 
 from __future__ import annotations
@@ -54,7 +55,13 @@ def transformers_search(model: Any, tokenizer: Any, prompt: str, width: int) -> 
             length_penalty=1.0,
             pad_token_id=0,
         )
-    return [row.tolist() for row in out[:, ids.shape[1] :]]
+    stop = model.generation_config.eos_token_id
+    return [up_to(stop, row.tolist()) for row in out[:, ids.shape[1] :]]
+
+
+def up_to(stop: int, tokens: list[int]) -> list[int]:
+    """A sequence without what fills it up after its stop token."""
+    return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
 
 
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:

@@ -55,6 +55,9 @@ def _own_files(node: GraphNode) -> list[Path]:
     for path in named:
         if not path.is_file():
             raise BuildError(f"node `{node.name}`: there is no file {path}")
+    tokenizer = node.options.get("tokenizer") or ""
+    if tokenizer.endswith(".json") and Path(tokenizer).expanduser().is_file():
+        named.append(Path(tokenizer).expanduser())
     return [*([library] if library else []), *([definition_file(node)] if own else []), *named]
 
 
