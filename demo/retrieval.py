@@ -1,6 +1,6 @@
 """A made-up catalog and a model that knows its semantic ids, for ``manifests/retrieve.yaml``.
 
-The demo's model gets 24 more tokens, ``<a_0>`` to ``<c_7>``: kinds, colours and materials. Each begins as the mean of its
+The demo model gets 24 more tokens, ``<a_0>`` to ``<c_7>``: kinds, colours and materials. Each begins as the mean of its
 word's embeddings, so that an untrained model already ranks items a little; a real one is trained on its catalog.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer
 
 from demo.assets import Unreachable, demo_model
@@ -70,7 +71,13 @@ def main() -> None:
         raise SystemExit(f"demo: {error}") from error
     model, tokenizer = load_transformers(source)
     extend(model, tokenizer)
-    model.save_pretrained(folder / "model")
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    tensors = {
+        k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"
+    }  # it is the embeddings
+    save_file(tensors, folder / "model" / "model.safetensors")
+    config = {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
+    (folder / "model" / "config.json").write_text(json.dumps(config, default=str))
     tokenizer.save(str(folder / "model" / "tokenizer.json"))
     items = catalog()
     (folder / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
