@@ -8,11 +8,13 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 import pytest
 from test_tokenizer import trained
 from test_tokenizer_parts import PARTS, document_of
 
+from dagserve.catalog import Limits, build_catalog
 from dagserve.tokenizer import write_tables
 from tools import fuzz
 
@@ -59,11 +61,15 @@ def test_no_byte_is_read_or_written_outside(tmp_path: Path) -> None:
 def test_fuzzing_finds_nothing(tmp_path: Path) -> None:
     """``make fuzz`` for FUZZ_SECONDS, 10 when unset; all targets side by side."""
     seconds, path = int(os.environ.get("FUZZ_SECONDS", "10")), tables(tmp_path)[0]
+    source, catalog = Random(0), tmp_path / "catalog.bin"
+    paths = [[source.randrange(3) for _ in range(source.randint(1, 5))] for _ in range(60)]
+    limits = Limits(max_items=60, max_depth=5, max_children=3)
+    catalog.write_bytes(build_catalog([f"i{n}" for n in range(len(paths))], paths, limits).file)
 
     def run_target(target: str) -> bool:
         folder = tmp_path / target
         folder.mkdir()
-        return fuzz.run(target, folder, seconds, path)
+        return fuzz.run(target, folder, seconds, catalog if target == "catalog" else path)
 
     with ThreadPoolExecutor(len(fuzz.TARGETS)) as pool:
         found = dict(zip(fuzz.TARGETS, pool.map(run_target, fuzz.TARGETS), strict=True))

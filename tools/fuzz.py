@@ -24,15 +24,20 @@ SIMDJSON_FLAGS = (
     "-DSIMDJSON_IMPLEMENTATION_ICELAKE=0",
 )
 TEXT = ("added", "bpe", "decoder", "mapped_file", "nfc", "scanner", "section_file", "tables", "tokenizer", "unicode")
-NODES = ("cpu_nodes", "node_config", "tokenize_node", "labels_node", "encode_node", "encode_rerank_node")
+NODES = (
+    *("cpu_nodes", "node_config", "tokenize_node", "labels_node", "catalog_node"),
+    *("encode_node", "encode_rerank_node", "encode_sequences_node", "encode_tensors_node"),
+)
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "tokenizer": TEXT,
     "request": ("json_place", "request_decoder", "plan", "unicode"),
-    "encode": (*TEXT, *NODES, "encode_tensors_node", "encode_sequences_node", "catalog_node"),
+    "encode": (*TEXT, *NODES),
+    "catalog": (*TEXT, *NODES),
 }
 """The sources of ``native/src`` each target is built from."""
 
 SEEDS: Mapping[str, Sequence[bytes]] = {
+    "catalog": (b"\0i1\ni2\ni3\ni10", b"\1i0\ni1\ni1", b"\2i7\ni8\ni9\nnone"),
     "tokenizer": ("the cat's 12 日本語 é 👍\n\n <|im_start|>".encode(),),
     "request": (
         b'{"query":"q","items":["a","b\\u00e9\\ud83d\\ude00"],"ids":[1,-2],"apply_softmax":true,"model":"m"}',
@@ -114,6 +119,7 @@ def main() -> None:
         raise SystemExit(f"fuzz: {arguments.artifact} has no tokenizer; compile a manifest that tokenizes")
     BUILD.mkdir(parents=True, exist_ok=True)
     jobs = [("request", None), *((t, path) for t in ("tokenizer", "encode") for path in tables)]
+    jobs += [("catalog", path) for path in sorted(arguments.artifact.glob("catalogs/*.bin"))]
     failed = [target for target, path in jobs if not run(target, BUILD, arguments.seconds, path)]
     if failed:
         sys.exit(f"fuzz: {', '.join(failed)} found something; its input is in {BUILD}")

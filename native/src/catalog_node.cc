@@ -260,7 +260,7 @@ class CatalogNode final : public CpuNode {
     if (item == kNone || !selection.permits(item)) return;
     selection.forbid(item);
     const std::int32_t end = item_nodes_[item];
-    const auto [begin, after] = std::ranges::equal_range(item_nodes_, end);
+    const auto [begin, after] = std::equal_range(item_nodes_.begin(), item_nodes_.end(), end);
     for (auto at = begin; at != after; ++at)
       if (selection.permits(static_cast<std::size_t>(at - item_nodes_.begin()))) return;
     auto node = static_cast<std::size_t>(end);

@@ -138,7 +138,8 @@ class EncodeSequencesNode final : public CpuNode {
   bool check(const Request& request, Status& status) const {
     for (std::int64_t prompt = 0; prompt < request.prompts(); ++prompt) {
       const std::int32_t count = request.count(prompt);
-      bool good = count >= 0 && count <= request.width();
+      const bool fit = !request.has(kNodes) || request.at(kPermitted).shape[0] * 8 >= request.at(kItemNodes).shape[0];
+      bool good = fit && count >= 0 && count <= request.width();
       for (std::int64_t i = 0; good && i < count; ++i) good = check_row(request, prompt * request.width() + i);
       if (good) continue;
       status.fail(Code::internal, "[encode_sequences] prompt %lld has a count, length or token out of range",
@@ -205,6 +206,7 @@ class EncodeSequencesNode final : public CpuNode {
     for (auto at = std::ranges::lower_bound(nodes, node) - nodes.begin();
          static_cast<std::size_t>(at) < nodes.size() && nodes[static_cast<std::size_t>(at)] == node; ++at) {
       if ((request.at(kPermitted).as<std::uint8_t>()[at / 8] >> at % 8 & 1) == 0) continue;
+      if (offsets[at] < 0 || offsets[at] > offsets[at + 1] || offsets[at + 1] > request.at(kItems).shape[0]) continue;
       out.text(before);
       out.string(
           {request.at(kItems).as<char>() + offsets[at], static_cast<std::size_t>(offsets[at + 1] - offsets[at])});
