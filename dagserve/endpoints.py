@@ -102,6 +102,24 @@ BEAMS = (
 """SGLang's ``/generate`` with ``beam_width``."""
 
 
+EMBEDDINGS = (
+    Field("input", input="texts", one_or_many=True, description="One text, or a list: one vector each."),
+    Field("encoding_format", "constant", expected='"float"', reason="vectors are written as numbers"),
+    Field("dimensions", "constant", expected="DIMENSIONS", reason="the manifest fixes the dimensions"),
+    Field("user", "ignored"),
+    Field("model", MODEL),
+)
+"""OpenAI's ``/v1/embeddings``."""
+
+RERANK = (
+    Field("query", input="query", description="Text put into the template's {query}."),
+    Field("texts", input="items", description="Texts put into {item}: one score each."),
+    Field("return_text", "constant", expected="false", reason="the reply has the places of the texts"),
+    Field("raw_scores", "constant", expected="false", reason="the manifest fixes the scores' reduction"),
+)
+"""text-embeddings-inference's ``/rerank``."""
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """What a manifest's ``endpoint`` serves.
@@ -129,6 +147,8 @@ ENDPOINTS: Mapping[str, Endpoint] = {
     "score": Endpoint(
         "/v1/score", SCORE, {"query": "text", "items": "text[batch]"}, _LABELS, "Score items against a query"
     ),
+    "embeddings": Endpoint("/v1/embeddings", EMBEDDINGS, {"texts": "text[batch]"}, {}, "A vector for each text"),
+    "rerank": Endpoint("/rerank", RERANK, {"query": "text", "items": "text[batch]"}, _LABELS, "Order texts by a query"),
     "generate": Endpoint(
         "/v1/generate", GENERATE, _PROMPTS, {**_SEARCH, **_ITEMS}, "The best continuations of prompts"
     ),
@@ -148,20 +168,23 @@ def fields_of(plan: Mapping[str, Any], endpoint: str) -> tuple[Field, ...]:
     names = [spec["name"] for spec in plan["inputs"]]
     if endpoint == INPUTS:
         return tuple(Field(name, input=name) for name in names)
-    return tuple(_fitted(field, names, plan["name"], _steps(plan)) for field in ENDPOINTS[endpoint].fields)
+    return tuple(_fitted(field, names, plan) for field in ENDPOINTS[endpoint].fields)
 
 
-def _steps(plan: Mapping[str, Any]) -> str:
-    """The fixed number of generated tokens: the last dimension of what ``encode_sequences`` writes."""
-    encoders = [node for node in plan["nodes"] if node["op"] == "encode_sequences"]
-    return str(plan["tensors"][encoders[0]["inputs"]["tokens"]]["shape"][-1]) if encoders else "0"
+_FIXED = {"STEPS": ("encode_sequences", "tokens"), "DIMENSIONS": ("encode_embeddings", "embeddings")}
+"""Constants that a manifest fixes: the last dimension of what an encoder writes, by its op and port."""
 
 
-def _fitted(field: Field, names: list[str], model: str, steps: str) -> Field:
+def _last_dimension(plan: Mapping[str, Any], op: str, port: str) -> str:
+    encoders = [node for node in plan["nodes"] if node["op"] == op]
+    return str(plan["tensors"][encoders[0]["inputs"][port]]["shape"][-1]) if encoders else "0"
+
+
+def _fitted(field: Field, names: list[str], plan: Mapping[str, Any]) -> Field:
     if field.kind == MODEL:
-        return replace(field, expected=model)
-    if field.expected == "STEPS":
-        return replace(field, expected=steps)
+        return replace(field, expected=plan["name"])
+    if field.expected in _FIXED:
+        return replace(field, expected=_last_dimension(plan, *_FIXED[field.expected]))
     return replace(field, kind="fixed") if field.kind == "input" and field.input not in names else field
 
 

@@ -19,6 +19,7 @@ REGISTERED: Mapping[str, str] = {
     "tokenize": "dagserve.nodes.tokenize:Tokenize",
     "resolve_labels": "dagserve.nodes.labels:ResolveLabels",
     "encode_scores": "dagserve.nodes.encode:EncodeScores",
+    "encode_embeddings": "dagserve.nodes.encode:EncodeEmbeddings",
     "encode_rerank": "dagserve.nodes.encode:EncodeRerank",
     "encode_tensors": "dagserve.nodes.encode:EncodeTensors",
     "encode_sequences": "dagserve.nodes.encode_sequences:EncodeSequences",

@@ -230,13 +230,16 @@ class Backbone(nn.Module):
             ``[B, hidden_size]``, the normed hidden state of each sequence's last token.
         """
         packing = Packing.of(cu_seqlens, tokens.shape[0], iota)
-        frequencies = self.get_buffer("inverse_frequencies")
-        x = self.embed(tokens)
-        cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, frequencies))
+        last: Tensor = self.norm(self.hidden(tokens, packing)[packing.last])
+        return last
+
+    def hidden(self, tokens: Tensor, packing: Packing) -> Tensor:
+        """``[T, hidden_size]`` after the last layer, before the final norm."""
+        x: Tensor = self.embed(tokens)
+        cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, self.get_buffer("inverse_frequencies")))
         for layer in self.layers:
             x = layer(x, cos, sin, packing)
-        last: Tensor = self.norm(x[packing.last])
-        return last
+        return x
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
         """Random tokens in ``B`` sequences, one of them ``L`` long; ``T`` is brought into its possible range first."""
@@ -250,6 +253,37 @@ class Backbone(nn.Module):
         tokens = torch.randint(self.embed.num_embeddings, (sum(lengths),), generator=generator)
         cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
         return tokens, cu_seqlens, torch.arange(longest, dtype=torch.int32)
+
+
+class Embedding(Backbone):
+    """One vector a text: the last token's hidden state, or the mean of all, cut and brought to length 1 in FP32."""
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        dimensions: int,
+        pool: str,
+        normalize: bool,
+    ) -> None:
+        super().__init__(config, precision, operators)
+        self.dimensions, self.pool, self.normalize = dimensions, pool, normalize
+
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor) -> Tensor:
+        """As :meth:`Backbone.forward`; ``f32[B, dimensions]``."""
+        packing = Packing.of(cu_seqlens, tokens.shape[0], iota)
+        hidden = self.hidden(tokens, packing)
+        if self.pool == "last":
+            pooled = self.norm(hidden[packing.last]).float()
+        else:
+            count = (packing.last - packing.pad[:, 0] + 1)[:, None, None]
+            there = iota[None, :, None] < count
+            pooled = torch.where(there, self.norm(hidden)[packing.pad].float(), 0.0).sum(dim=1) / count[:, :, 0]
+        cut = pooled[:, : self.dimensions]
+        lengths = cut.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        out: Tensor = cut / lengths if self.normalize else cut.clone()
+        return out
 
 
 class OutputHead(nn.Module):

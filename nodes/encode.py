@@ -66,6 +66,42 @@ class EncodeScores:
         return {"body": np.frombuffer(body.encode(), dtype=np.uint8)}
 
 
+class EncodeEmbeddings:
+    """CPU node ``encode_embeddings``: OpenAI's ``/v1/embeddings`` reply."""
+
+    engine: ClassVar[str] = "cpu"
+    options: ClassVar[tuple[Option, ...]] = (Option("model", {"type": "string", "minLength": 1}),)
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
+        """Inputs ``embeddings: f32[B,D]`` and ``cu_seqlens: i32[B+1]`` (for usage); output ``body: u8[J]``."""
+        model = 6 * len(str(options.get("model") or "").encode())
+
+        def size(sizes: Mapping[str, int]) -> int:
+            return 512 + model + sizes["B"] * (64 + sizes["D"] * FLOAT_BYTES)
+
+        inputs = (Port.of("embeddings", "f32[B,D]"), Port.of("cu_seqlens", "i32[B+1]"))
+        return Interface(inputs, (Port.of("body", "u8[J]"),), {"J": size})
+
+    @staticmethod
+    def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
+        """The plan's ``config``: the model name of the reply."""
+        return EncodeScores.configure(options, assets)
+
+    def __init__(self, config: Mapping[str, Any], root: Path) -> None:  # noqa: ARG002
+        """Readable form of the native node. ``config`` has ``model``, the name to put in the reply."""
+        self._model = json.dumps(config["model"], ensure_ascii=False)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """``body: u8[J]``, UTF-8 JSON. Numbers that are not finite become ``null``."""
+        rows = (",".join(map(float_text, row)) for row in np.asarray(inputs["embeddings"], dtype=np.float32))
+        data = ",".join(f'{{"object":"embedding","embedding":[{row}],"index":{i}}}' for i, row in enumerate(rows))
+        tokens = int(inputs["cu_seqlens"][-1])
+        usage = f'{{"prompt_tokens":{tokens},"total_tokens":{tokens}}}'
+        body = f'{{"object":"list","data":[{data}],"model":{self._model},"usage":{usage}}}'
+        return {"body": np.frombuffer(body.encode(), dtype=np.uint8)}
+
+
 class EncodeRerank:
     """CPU node ``encode_rerank``: text-embeddings-inference's ``/rerank`` reply, ``[{"index": 1, "score": 0.9}, ...]``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
+from dagserve.errors import CheckpointError
 from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
 
 REDUCTIONS = ("softmax", "probability", "log_probability", "map")
@@ -94,6 +95,57 @@ class Score:
             Check("range", {"tensor": "label_ids", "low": 0, "high": config["vocab_size"]}),
         )
         return BuildSpec((backbone, *heads), (first, *calls), checks, f"{_MODULE}:parameter_mapping", {"L": limit})
+
+
+class Embed:
+    """AOTI node: one packed prefill, one vector a text: pooled, cut to its first dimensions, of length 1."""
+
+    engine: ClassVar[str] = "aoti"
+    operators: ClassVar[Mapping[str, tuple[str, ...]]] = Score.operators
+    precisions: ClassVar[tuple[str, ...]] = Score.precisions
+    options: ClassVar[tuple[Option, ...]] = (
+        Option("checkpoint", {"type": "string", "minLength": 1}, required=True),
+        Option("dimensions", {"type": "integer", "minimum": 1}, required=True),
+        Option("pool", {"enum": ["last", "mean"]}, default="last"),
+        Option("normalize", {"type": "boolean"}, default=True),
+        Option("max_length", {"type": "integer", "minimum": 1}),
+    )
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
+        """``tokens: i64[T]``, ``cu_seqlens: i32[B+1]`` -> ``embeddings: f32[B,D]``, ``D`` the option ``dimensions``."""
+        inputs = (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]"))
+        return Interface(inputs, (Port.of("embeddings", f"f32[B,{options['dimensions']}]"),))
+
+    @staticmethod
+    def build(
+        options: Mapping[str, Any],
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        connected: Set[str],  # noqa: ARG004
+    ) -> BuildSpec:
+        """One package.
+
+        Raises:
+            CheckpointError: the model's vectors have fewer dimensions.
+        """
+        if options["dimensions"] > config["hidden_size"]:
+            raise CheckpointError(
+                f"dimensions is {options['dimensions']}; the model's vectors have {config['hidden_size']}: lower it"
+            )
+        arguments = {"config": dict(config), "precision": precision, "operators": dict(operators)}
+        arguments |= {name: options[name] for name in ("dimensions", "pool", "normalize")}
+        packed = (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]"), Port.of("iota", "i32[L]"))
+        embeddings = Port.of("embeddings", f"f32[B,{options['dimensions']}]")
+        package = PackageSpec("embed", f"{_MODULE}:Embedding", arguments, packed, (embeddings,))
+        call = Call("embed", ("port:tokens", "port:cu_seqlens", "iota:cu_seqlens"), ("port:embeddings",))
+        limit = options["max_length"]
+        checks = (
+            Check("packed", {"tokens": "tokens", "cu_seqlens": "cu_seqlens", "max_length": limit}),
+            Check("range", {"tensor": "tokens", "low": 0, "high": config["vocab_size"]}),
+        )
+        return BuildSpec((package,), (call,), checks, f"{_MODULE}:parameter_mapping", {"L": limit})
 
 
 def _head(reduction: str, options: Mapping[str, Any], arguments: Mapping[str, Any], hidden: str) -> PackageSpec:

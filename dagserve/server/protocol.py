@@ -99,8 +99,41 @@ class BeamsReply(BaseModel):
     meta_info: BeamsMeta
 
 
+class EmbeddingUsage(BaseModel):
+    """Tokens of the request."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(BaseModel):
+    """The vector of one text."""
+
+    object: str = "embedding"
+    embedding: list[float | None]
+    index: int
+
+
+class EmbeddingsReply(BaseModel):
+    """OpenAI's list of embeddings, in the order of the texts."""
+
+    object: str = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class Ranked(BaseModel):
+    """One text of a rerank reply by its place in the request; the best first."""
+
+    index: int
+    score: float | None
+
+
 REPLIES: Mapping[str, Any] = {
     "score": ScoreReply,
+    "embeddings": EmbeddingsReply,
+    "rerank": list[Ranked],
     "generate": GenerateReply,
     "completions": CompletionReply,
     "beams": BeamsReply | list[BeamsReply],

@@ -68,7 +68,7 @@ std::vector<EndpointSpec> make_endpoints() {
                {"texts", Kind::input, 1, false, "", ""},
                {"ids", Kind::input, 2, false, "", ""},
                {"small", Kind::input, 3, true, "", ""},
-               {"options.tiny", Kind::input, 4, true, "", ""},
+               {"options.tiny", Kind::input, 4, true, "", "", true},
                {"options.real", Kind::input, 5, true, "", ""},
                {"apply_softmax", Kind::input, 6, false, "", ""},
                {"item_first", Kind::constant, -1, false, "false", "it is fixed"},

@@ -52,6 +52,7 @@ constexpr dagserve_cpu_node kNodes[] = {
     builtin<make_tokenize_node>("tokenize"),
     builtin<make_labels_node>("resolve_labels"),
     builtin<make_encode_node>("encode_scores"),
+    builtin<make_encode_embeddings_node>("encode_embeddings"),
     builtin<make_encode_rerank_node>("encode_rerank"),
     builtin<make_encode_tensors_node>("encode_tensors"),
     builtin<make_encode_sequences_node>("encode_sequences"),

@@ -13,6 +13,7 @@ namespace dagserve {
 std::unique_ptr<CpuNode> make_tokenize_node(const Config& config);
 std::unique_ptr<CpuNode> make_labels_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_node(const Config& config);
+std::unique_ptr<CpuNode> make_encode_embeddings_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_rerank_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_tensors_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_sequences_node(const Config& config);

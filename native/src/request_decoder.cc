@@ -203,6 +203,11 @@ class Reading {
       bool truth = false;
       if (const error_code error = value.get_bool().get(truth)) return malformed(error, {spec.path});
       same = spec.expected == (truth ? "true" : "false");
+    } else if (type == json_type::string) {
+      std::string_view text;
+      if (const error_code error = value.get_string().get(text)) return malformed(error, {spec.path});
+      const std::string_view expected = spec.expected;  // JSON too: a text stands in quotes
+      same = expected.starts_with('"') && expected.substr(1, expected.size() - 2) == text;
     }
     return same || fail("%s must be %s: %s", spec.path.c_str(), spec.expected.c_str(), spec.reason.c_str());
   }

@@ -26,10 +26,10 @@ struct FieldSpec {
   std::string path;
   Kind kind = Kind::ignored;
   int input = -1;
-  bool one_or_many = false;      // a value alone is a list of one
-  bool empty_is_absent = false;  // an empty list says no more than none
+  bool one_or_many = false;  // a value alone is a list of one
   std::string expected;
   std::string reason;
+  bool empty_is_absent = false;  // an empty list says no more than none
 };
 
 struct EndpointSpec {
