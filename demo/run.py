@@ -103,7 +103,7 @@ def main() -> None:
         reviews = pick(demo_reviews(), arguments.reviews)
     except Unreachable as error:
         raise SystemExit(f"demo: {error}") from error
-    print(f"model: {model}, {len(reviews)} human-rated reviews")
+    print(f"model: {Path(model).name}, {len(reviews)} human-rated reviews")
     print("compiling manifests/relevance.yaml (a few minutes the first time)", flush=True)
     try:
         result = compile_manifest(MANIFEST, {"model": model}, progress=report())
