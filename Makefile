@@ -7,17 +7,22 @@ ARTIFACT ?= artifacts/relevance.cpu
 TORCH ?= torch==2.13.0
 FUZZ_SECONDS ?= 600
 STAMP := $(VENV)/.dagserve-setup
+BUILT := $(VENV)/.dagserve-native
+SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
 .PHONY: setup native demo test test-gpu fuzz release-check lint format perf serve clean
 
-setup: $(STAMP)
+setup: $(BUILT)
 
 $(STAMP): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python tools/torch_in_range.py || $(BIN)/python -m pip install -q $(TORCH)
 	$(BIN)/python -m pip install -q --no-deps -r requirements.lock
-	$(MAKE) native
 	touch $(STAMP)
+
+$(BUILT): $(STAMP) $(SOURCES)
+	$(MAKE) native
+	touch $(BUILT)
 
 # No build isolation: an isolated build would install a torch of its own.
 native:
