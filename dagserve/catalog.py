@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from dagserve.sections import read_sections, section_file
 
 MAGIC, VERSION = b"DAGITEMS", 1
 MAX_ITEM_BYTES = 256
-LIMITS = ("max_items", "max_depth", "max_children", "vocab_size")
-"""What of a ``catalog`` node's config bounds every catalog it may be given; see :class:`Limits`."""
 ENDS, OPEN = 1, 2
 """Marks of a node, two bits each: an item ends here; one is further down."""
 
@@ -67,6 +65,10 @@ class Limits:
     max_depth: int
     max_children: int
     vocab_size: int | None = None
+
+
+LIMITS = tuple(field.name for field in fields(Limits))
+"""What of a ``catalog`` node's config bounds every catalog it may be given."""
 
 
 @dataclass(frozen=True)

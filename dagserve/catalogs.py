@@ -7,7 +7,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,8 +111,14 @@ class Catalogs:
             self._folder = tempfile.TemporaryDirectory(prefix="dagserve-catalogs-")
         return Path(self._folder.name) / name
 
-    def _one_at_a_time(self) -> _Held:
-        return _Held(self._changing)
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        if not self._changing.acquire(blocking=False):
+            raise Overloaded("another catalog is being changed; try again when it is done")
+        try:
+            yield
+        finally:
+            self._changing.release()
 
     def _build(self, name: str, file: Path, tables: Path) -> None:
         config = self._configs[name]
@@ -129,17 +136,3 @@ class Catalogs:
             self._runtime.replace_node(name, {**self._configs[name], "tables": str(tables.resolve())})
         except (RuntimeError, ValueError) as error:
             raise InvalidRequest(str(error)) from error
-
-
-class _Held:
-    """A lock that is held or refused, never waited for."""
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise Overloaded("another catalog is being changed; try again when it is done")
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()

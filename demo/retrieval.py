@@ -72,9 +72,8 @@ def main() -> None:
     model, tokenizer = load_transformers(source)
     extend(model, tokenizer)
     (folder / "model").mkdir(parents=True, exist_ok=True)
-    tensors = {
-        k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"
-    }  # it is the embeddings
+    # The output head is the embeddings, which are there by their own name.
+    tensors = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
     save_file(tensors, folder / "model" / "model.safetensors")
     config = {k: v for k, v in model.config.to_dict().items() if k != "quantization_config"}
     (folder / "model" / "config.json").write_text(json.dumps(config, default=str))

@@ -52,14 +52,12 @@ def measure(folder: Path, count: int, codes: int) -> dict[str, Any]:
     write_items(folder / "items.jsonl", count, codes)
     limits = {"max_items": count, "max_depth": DEPTH, "max_children": codes, "vocab_size": codes * DEPTH}
     built, build_s = seconds(lambda: build_tables(folder / "items.jsonl", limits, None))
-    (folder / "c.bin").write_bytes(built.file)
+    content = built.file
+    (folder / "c.bin").write_bytes(content)
     interface = Catalog.interface({**limits}, {})
     bounds: Any = interface.bounds
     inputs = [(name, "text", [LISTED], 64 * LISTED) for name in ("allow", "deny")]
-    outputs = [
-        (p.name, p.type.dtype, [d.add + (bounds[d.symbol] if d.symbol else 0) for d in p.type.shape], 0)
-        for p in interface.outputs
-    ]
+    outputs = [(p.name, p.type.dtype, [d.size(bounds) for d in p.type.shape], 0) for p in interface.outputs]
     config = {"tables": "c.bin", **limits}
     loads = [seconds(lambda: CpuNode("catalog", config, inputs, outputs, str(folder))) for _ in range(3)]
     node = loads[0][0]
@@ -70,7 +68,7 @@ def measure(folder: Path, count: int, codes: int) -> dict[str, Any]:
         "items": count,
         "codes": codes,
         "nodes": int(built.array(Section.SIZES)[1]),
-        "bytes": len(built.file),
+        "bytes": len(content),
         "build_s": build_s,
         "load_s": statistics.median(s for _, s in loads),
         "request_us": {name: 1e6 * time_of(node, r) for name, r in requests.items()},

@@ -84,10 +84,7 @@ def ports_of(config: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     """Inputs and outputs of the native node."""
     interface = CatalogNode.interface(config, {})
     bounds: Any = interface.bounds
-    outputs = [
-        (p.name, p.type.dtype, [d.add + (bounds[d.symbol] if d.symbol else 0) for d in p.type.shape], 0)
-        for p in interface.outputs
-    ]
+    outputs = [(p.name, p.type.dtype, [d.size(bounds) for d in p.type.shape], 0) for p in interface.outputs]
     return [("allow", "text", [64], 65536), ("deny", "text", [64], 65536)], outputs
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import math
@@ -83,10 +84,10 @@ class ArtifactTokenizers:
     def catalog(self, file: str, tokenizer: str | None, limits: Mapping[str, int]) -> str:
         """Writes the tables of a catalog."""
         source = import_tokenizer(tokenizer, self.cache).tokenizer_json if tokenizer else None
-        built = build_tables(Path(file).expanduser(), limits, source)
+        content = build_tables(Path(file).expanduser(), limits, source).file
         (self.root / "catalogs").mkdir(exist_ok=True)
-        name = f"catalogs/{digest(built.file.hex())[:16]}.bin"
-        (self.root / name).write_bytes(built.file)
+        name = f"catalogs/{hashlib.sha256(content).hexdigest()[:16]}.bin"
+        (self.root / name).write_bytes(content)
         return name
 
     def label_id(self, spec: str, text: str) -> int:

@@ -78,7 +78,7 @@ class CatalogNode final : public CpuNode {
   std::size_t workspace_bytes() const override { return padded((max_nodes_ + 3) / 4) + (max_items_ + 7) / 8; }
 
   void run(std::span<const Tensor> inputs, std::span<Tensor> outputs, std::span<std::byte> workspace,
-           Status& status) const noexcept override {
+           Status&) const noexcept override {
     const Tensor* const allow = given(inputs, allow_);
     const Tensor* const deny = given(inputs, deny_);
     auto* marks = const_cast<std::uint8_t*>(marks_.data());
@@ -90,13 +90,12 @@ class CatalogNode final : public CpuNode {
       if (allow) {
         std::memset(marks, 0, marks_.size());
         std::memset(permitted, 0, all_.size());
+        for (std::int64_t row = 0; row < allow->rows(); ++row) admit(find(allow->text(row)), selection);
       } else {
         std::ranges::copy(marks_, marks);
         std::ranges::copy(all_, permitted);
       }
-      if (allow) select(*allow, deny, selection);
-      if (!allow)
-        for (std::int64_t row = 0; row < deny->rows(); ++row) take_away(find(deny->text(row)), selection);
+      for (std::int64_t row = 0; deny && row < deny->rows(); ++row) take_away(find(deny->text(row)), selection);
     }
     lend(first_, outputs[kFirst]);
     lend(label_, outputs[kLabel]);
@@ -109,7 +108,6 @@ class CatalogNode final : public CpuNode {
     lend(item_offsets_, outputs[kItemOffsets]);
     lend(items_, outputs[kItems]);
     lend(std::span<const std::uint8_t>(permitted, all_.size()), outputs[kPermitted]);
-    (void)status;
   }
 
  private:
@@ -237,21 +235,16 @@ class CatalogNode final : public CpuNode {
     return static_cast<std::size_t>(after - first_.begin()) - 1;
   }
 
-  void select(const Tensor& allow, const Tensor* deny, Selection& selection) const {
-    for (std::int64_t row = 0; row < allow.rows(); ++row)
-      if (const std::size_t item = find(allow.text(row)); item != kNone) selection.permit(item);
-    for (std::int64_t row = 0; deny && row < deny->rows(); ++row)
-      if (const std::size_t item = find(deny->text(row)); item != kNone) selection.forbid(item);
-    for (std::int64_t row = 0; row < allow.rows(); ++row) {
-      const std::size_t item = find(allow.text(row));
-      if (item == kNone || !selection.permits(item)) continue;
-      auto node = static_cast<std::size_t>(item_nodes_[item]);
-      selection.mark(node, kEnds);
-      while (node != 0) {
-        node = parent(node);
-        if (selection.marks(node) & kOpen) break;
-        selection.mark(node, kOpen);
-      }
+  // Permits an item and opens what leads to it.
+  void admit(std::size_t item, Selection& selection) const {
+    if (item == kNone) return;
+    selection.permit(item);
+    auto node = static_cast<std::size_t>(item_nodes_[item]);
+    selection.mark(node, kEnds);
+    while (node != 0) {
+      node = parent(node);
+      if (selection.marks(node) & kOpen) break;
+      selection.mark(node, kOpen);
     }
   }
 
