@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
+from dagserve.nodes.prefill import packed_checks
 
 MAX_WIDTH = 400
 MAX_STEPS = 8
@@ -275,11 +276,7 @@ def _calls(options: Mapping[str, Any]) -> tuple[Call, ...]:
 
 
 def _checks(options: Mapping[str, Any], config: Mapping[str, Any], connected: Set[str]) -> tuple[Check, ...]:
-    limit, width = options["max_length"], options["width"]
-    checks = [
-        Check("packed", {"tokens": "tokens", "cu_seqlens": "cu_seqlens", "max_length": limit}),
-        Check("range", {"tensor": "tokens", "low": 0, "high": config["vocab_size"]}),
-    ]
+    width, checks = options["width"], [*packed_checks(options, config)]
     checks += [
         Check("range", {"tensor": port, "low": 1, "high": width + 1})
         for port in ("width", "returned")

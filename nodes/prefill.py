@@ -21,6 +21,18 @@ _HEADS: Mapping[str, str] = {
 }
 
 
+PACKED = (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]"), Port.of("iota", "i32[L]"))
+"""What a backbone's package takes."""
+
+
+def packed_checks(options: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Check, ...]:
+    """That ``tokens`` and ``cu_seqlens`` are packed texts within ``max_length``, of tokens the model has."""
+    return (
+        Check("packed", {"tokens": "tokens", "cu_seqlens": "cu_seqlens", "max_length": options["max_length"]}),
+        Check("range", {"tensor": "tokens", "low": 0, "high": config["vocab_size"]}),
+    )
+
+
 class Score:
     """AOTI node: one packed prefill, each row's last hidden state, label rows of the LM head, a reduction."""
 
@@ -73,8 +85,7 @@ class Score:
         per_request = "apply_softmax" in connected
         arguments = {"config": dict(config), "precision": precision, "operators": dict(operators)}
         hidden = f"{'f32' if precision == 'fp32' else 'bf16'}[B,{config['hidden_size']}]"
-        packed = (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]"), Port.of("iota", "i32[L]"))
-        backbone = PackageSpec("backbone", f"{_MODULE}:Backbone", arguments, packed, (Port.of("hidden", hidden),))
+        backbone = PackageSpec("backbone", f"{_MODULE}:Backbone", arguments, PACKED, (Port.of("hidden", hidden),))
         reductions = ("softmax", "probability") if per_request else (options["reduce"],)
         heads = tuple(_head(reduction, options, arguments, hidden) for reduction in reductions)
         first = Call("backbone", ("port:tokens", "port:cu_seqlens", "iota:cu_seqlens"), ("local:hidden",))
@@ -90,8 +101,7 @@ class Score:
         )
         limit = options["max_length"]
         checks = (
-            Check("packed", {"tokens": "tokens", "cu_seqlens": "cu_seqlens", "max_length": limit}),
-            Check("range", {"tensor": "tokens", "low": 0, "high": config["vocab_size"]}),
+            *packed_checks(options, config),
             Check("range", {"tensor": "label_ids", "low": 0, "high": config["vocab_size"]}),
         )
         return BuildSpec((backbone, *heads), (first, *calls), checks, f"{_MODULE}:parameter_mapping", {"L": limit})
@@ -136,16 +146,11 @@ class Embed:
             )
         arguments = {"config": dict(config), "precision": precision, "operators": dict(operators)}
         arguments |= {name: options[name] for name in ("dimensions", "pool", "normalize")}
-        packed = (Port.of("tokens", "i64[T]"), Port.of("cu_seqlens", "i32[B+1]"), Port.of("iota", "i32[L]"))
         embeddings = Port.of("embeddings", f"f32[B,{options['dimensions']}]")
-        package = PackageSpec("embed", f"{_MODULE}:Embedding", arguments, packed, (embeddings,))
+        package = PackageSpec("embed", f"{_MODULE}:Embedding", arguments, PACKED, (embeddings,))
         call = Call("embed", ("port:tokens", "port:cu_seqlens", "iota:cu_seqlens"), ("port:embeddings",))
-        limit = options["max_length"]
-        checks = (
-            Check("packed", {"tokens": "tokens", "cu_seqlens": "cu_seqlens", "max_length": limit}),
-            Check("range", {"tensor": "tokens", "low": 0, "high": config["vocab_size"]}),
-        )
-        return BuildSpec((package,), (call,), checks, f"{_MODULE}:parameter_mapping", {"L": limit})
+        mapping, sizes = f"{_MODULE}:parameter_mapping", {"L": options["max_length"]}
+        return BuildSpec((package,), (call,), packed_checks(options, config), mapping, sizes)
 
 
 def _head(reduction: str, options: Mapping[str, Any], arguments: Mapping[str, Any], hidden: str) -> PackageSpec:

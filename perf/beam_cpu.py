@@ -11,8 +11,7 @@ import argparse
 import json
 import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from dagserve.engine import Engine
 from demo.assets import Unreachable, demo_model, demo_reviews
 from demo.peer import load_transformers
 from perf.environment import describe_environment
-from perf.report import Grid, facts
+from perf.report import Grid, facts, timed
 
 MANIFEST = Path(__file__).parent.parent / "manifests" / "suggest.yaml"
 RESULT = Path(__file__).parent / "results" / "beam_cpu.json"
@@ -62,12 +61,6 @@ def transformers_search(model: Any, tokenizer: Any, prompt: str, width: int) -> 
 def up_to(stop: int, tokens: list[int]) -> list[int]:
     """A sequence without what fills it up after its stop token."""
     return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
-
-
-def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """A result and its seconds."""
-    started = time.perf_counter()
-    return run(), time.perf_counter() - started
 
 
 def measure(engine: Engine, model: Any, tokenizer: Any, texts: Sequence[str], width: int) -> dict[str, Any]:

@@ -10,8 +10,6 @@ import json
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from dagserve.build.catalogs import build_tables
 from dagserve.catalog import Section
 from dagserve.nodes.catalog import Catalog
 from perf.environment import describe_environment
-from perf.report import Grid, facts
+from perf.report import Grid, facts, timed
 
 RESULT = Path(__file__).parent / "results" / "catalog.json"
 DEPTH = 5
@@ -41,17 +39,11 @@ def write_items(path: Path, count: int, codes: int) -> None:
             stream.write(f'{{"item":"sku{i:07d}","tokens":{tokens[i, : lengths[i]].tolist()}}}\n')
 
 
-def seconds(run: Callable[[], Any]) -> tuple[Any, float]:
-    """A result and how long it took."""
-    started = time.perf_counter()
-    return run(), time.perf_counter() - started
-
-
 def measure(folder: Path, count: int, codes: int) -> dict[str, Any]:
     """All figures."""
     write_items(folder / "items.jsonl", count, codes)
     limits = {"max_items": count, "max_depth": DEPTH, "max_children": codes, "vocab_size": codes * DEPTH}
-    built, build_s = seconds(lambda: build_tables(folder / "items.jsonl", limits, None))
+    built, build_s = timed(lambda: build_tables(folder / "items.jsonl", limits, None))
     content = built.file
     (folder / "c.bin").write_bytes(content)
     interface = Catalog.interface({**limits}, {})
@@ -59,7 +51,7 @@ def measure(folder: Path, count: int, codes: int) -> dict[str, Any]:
     inputs = [(name, "text", [LISTED], 64 * LISTED) for name in ("allow", "deny")]
     outputs = [(p.name, p.type.dtype, [d.size(bounds) for d in p.type.shape], 0) for p in interface.outputs]
     config = {"tables": "c.bin", **limits}
-    loads = [seconds(lambda: CpuNode("catalog", config, inputs, outputs, str(folder))) for _ in range(3)]
+    loads = [timed(lambda: CpuNode("catalog", config, inputs, outputs, str(folder))) for _ in range(3)]
     node = loads[0][0]
     listed = [f"sku{i:07d}" for i in np.random.default_rng(1).integers(0, count, LISTED)]
     requests = {"no list": {}, "deny 100": {"deny": listed[:100]}, f"deny {LISTED}": {"deny": listed},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,12 @@ class Grid:
         align = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = [f"| {' | '.join(cells)} |" for cells in (self.columns, align, *self.rows)]
         return "\n".join([f"## {self.title}", "", *lines, ""])
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """A result and its seconds."""
+    started = time.perf_counter()
+    return run(), time.perf_counter() - started
 
 
 def grids(result: Mapping[str, Any]) -> list[Grid]:
