@@ -58,14 +58,19 @@ SCORE = (
 
 _OPEN_ENDED = "a search has a fixed number of steps and keeps the best sequences"
 
+_LISTS = (
+    Field("allow", input="allow", description="Items of the catalog that may be given; all where it is left out."),
+    Field("deny", input="deny", empty_is_absent=True, description="Items of the catalog that may not be given."),
+)
+"""The service's own, in other services' shapes too."""
+
 GENERATE = (
     Field("prompt", input="prompts", one_or_many=True),
     Field("prompts", input="prompts", one_or_many=True),
     Field("n", input="n"),
     Field("width", input="width"),
     Field("length_penalty", input="length_penalty"),
-    Field("allow", input="allow", description="Items of the catalog that may be given; all where it is left out."),
-    Field("deny", input="deny", empty_is_absent=True, description="Items of the catalog that may not be given."),
+    *_LISTS,
     Field("return_tokens", input="return_tokens"),
     Field("return_scores", input="return_scores"),
     Field("model", MODEL),
@@ -83,6 +88,7 @@ COMPLETIONS = (
     Field("top_p", "constant", expected="1", reason=_OPEN_ENDED),
     Field("stream", "constant", expected="false", reason=_OPEN_ENDED),
     Field("echo", "constant", expected="false", reason=_OPEN_ENDED),
+    *_LISTS,
     Field("user", "ignored"),
     Field("seed", "ignored"),
     Field("model", MODEL),
@@ -97,6 +103,7 @@ BEAMS = (
     Field("sampling_params.max_new_tokens", "constant", expected="STEPS", reason=_OPEN_ENDED),
     Field("sampling_params.temperature", "constant", expected="1", reason=_OPEN_ENDED),
     Field("stream", "constant", expected="false", reason=_OPEN_ENDED),
+    *_LISTS,
     Field("rid", "ignored"),
 )
 """SGLang's ``/generate`` with ``beam_width``."""
@@ -110,6 +117,13 @@ EMBEDDINGS = (
     Field("model", MODEL),
 )
 """OpenAI's ``/v1/embeddings``."""
+
+CLASSIFY = (
+    Field("input", input="texts", one_or_many=True, description="One text, or a list: one row of scores each."),
+    Field("user", "ignored"),
+    Field("model", MODEL),
+)
+"""vLLM's ``/classify``."""
 
 RERANK = (
     Field("query", input="query", description="Text put into the template's {query}."),
@@ -138,6 +152,9 @@ class Endpoint:
     summary: str
 
 
+_SERVICE = {"request_id": "text", "created": "i64"}
+"""Inputs that HTTP fills itself: the request's id, and when it came in seconds since 1970."""
+
 _LABELS = {"labels": "text[labels]", "label_token_ids": "i64[labels]", "apply_softmax": "bool"}
 _SEARCH = {"n": "i64", "width": "i64", "length_penalty": "f32", "return_tokens": "bool", "return_scores": "bool"}
 _ITEMS = {"allow": "text[items]", "deny": "text[items]"}
@@ -148,12 +165,19 @@ ENDPOINTS: Mapping[str, Endpoint] = {
         "/v1/score", SCORE, {"query": "text", "items": "text[batch]"}, _LABELS, "Score items against a query"
     ),
     "embeddings": Endpoint("/v1/embeddings", EMBEDDINGS, {"texts": "text[batch]"}, {}, "A vector for each text"),
+    "classify": Endpoint("/classify", CLASSIFY, {"texts": "text[batch]"}, _SERVICE, "The class of each text"),
     "rerank": Endpoint("/rerank", RERANK, {"query": "text", "items": "text[batch]"}, _LABELS, "Order texts by a query"),
     "generate": Endpoint(
         "/v1/generate", GENERATE, _PROMPTS, {**_SEARCH, **_ITEMS}, "The best continuations of prompts"
     ),
-    "completions": Endpoint("/v1/completions", COMPLETIONS, _PROMPTS, _SEARCH, "The best continuations of prompts"),
-    "beams": Endpoint("/generate", BEAMS, _PROMPTS, _SEARCH, "The best continuations of prompts"),
+    "completions": Endpoint(
+        "/v1/completions",
+        COMPLETIONS,
+        _PROMPTS,
+        {**_SEARCH, **_ITEMS, **_SERVICE},
+        "The best continuations of prompts",
+    ),
+    "beams": Endpoint("/generate", BEAMS, _PROMPTS, {**_SEARCH, **_ITEMS}, "The best continuations of prompts"),
 }
 """By the ``endpoint`` of a manifest."""
 

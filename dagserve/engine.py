@@ -164,9 +164,15 @@ class Engine:
         """Like :meth:`run` without blocking the event loop. Cancelling the task cancels the request."""
         return await self._reply(self._attach(), self._runtime.submit(dict(inputs), deadline_s))
 
-    async def submit_body(self, body: bytes, deadline_s: float | None = None) -> bytes:
-        """Like :meth:`run_body` without blocking the event loop. Cancelling the task cancels the request."""
-        return await self._reply(self._attach(), self._runtime.submit_body(endpoint_of(self.plan), body, deadline_s))
+    async def submit_body(self, body: bytes, deadline_s: float | None = None, request_id: str = "") -> bytes:
+        """Like :meth:`run_body` without blocking the event loop. Cancelling the task cancels the request.
+
+        With a ``request_id`` the graph's absent inputs ``request_id`` (text) and ``created`` (i64) become it and the
+        seconds since 1970.
+        """
+        loop = self._attach()
+        ticket = self._runtime.submit_body(endpoint_of(self.plan), body, deadline_s, request_id)
+        return await self._reply(loop, ticket)
 
     async def _reply(self, loop: asyncio.AbstractEventLoop, ticket: int) -> bytes:
         future: asyncio.Future[bytes] = loop.create_future()

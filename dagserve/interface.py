@@ -23,7 +23,10 @@ REGISTERED: Mapping[str, str] = {
     "encode_rerank": "dagserve.nodes.encode:EncodeRerank",
     "encode_tensors": "dagserve.nodes.encode:EncodeTensors",
     "encode_sequences": "dagserve.nodes.encode_sequences:EncodeSequences",
+    "encode_classes": "dagserve.nodes.encode:EncodeClasses",
     "catalog": "dagserve.nodes.catalog:Catalog",
+    "module": "dagserve.nodes.module:Module",
+    "share_prefix": "dagserve.nodes.share_prefix:SharePrefix",
 }
 """Short names a manifest may use for ``op``, and the definitions they stand for."""
 
@@ -107,12 +110,15 @@ class PackageSpec:
 
     Attributes:
         name: unique inside the node, for example ``backbone``.
-        module: ``package.module:Class`` of a ``torch.nn.Module``. It also has ``example(sizes, generator)``, which
-            returns one valid tuple of inputs for given sizes of the shape symbols.
+        module: ``package.module:Class`` of a ``torch.nn.Module``. It may have ``example(sizes, generator)``, which
+            returns one valid tuple of inputs for given sizes of the shape symbols; without it inputs are random.
         arguments: keyword arguments of the module, JSON values.
         inputs, outputs: in call order, in definition-local symbols.
         compared: the outputs that must equal eager's; all of them when empty. Those that depend on the order of nearly
             equal values cannot.
+        weights: the option that names where its parameters come from: ``checkpoint`` is a model, any other one a
+            safetensors file with the module's own names. A package whose option is not given has no parameters.
+        ranges: for integer inputs, the least value and one more than the largest: what random inputs may hold.
     """
 
     name: str
@@ -121,6 +127,8 @@ class PackageSpec:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     compared: tuple[str, ...] = ()
+    weights: str = "checkpoint"
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,8 @@ class Call:
     """One package run. Operands are ``port:NAME`` or ``local:NAME`` (kept inside the node, and replaced by a later call
     that writes the same name; no package may return one of its inputs as it is). For inputs also:
 
-    - ``iota:PORT``: ``i32[L]`` = 0..L-1 with L the longest sequence of the ``cu_seqlens`` in that port;
+    - ``iota:PORT``: ``i32[L]`` = 0..L-1 with L the longest sequence of the ``cu_seqlens`` in that port; of packed texts
+      with a shared prefix ``iota:PORT:rest`` leaves row 0 out, and ``iota:PORT:first`` is of row 0, at least 1;
     - ``count:PORT:DEFAULT``: ``i32[n]`` = 0..n-1 with n the value of an ``i64`` input, DEFAULT where it is absent;
       ``count:PORT:DEFAULT:OTHER:OTHER_DEFAULT`` takes a default of at most what OTHER counts;
     - ``scalar:PORT:DEFAULT``: an ``f32`` input, DEFAULT where it is absent;
@@ -155,8 +164,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of the request before the first call: ``packed`` (tokens, cu_seqlens, max_length), ``range`` (tensor,
-    low, high) or ``at_most`` (tensor, other: two ``i64`` scalars)."""
+    """A check of the request before the first call.
+
+    ``packed`` (tokens, cu_seqlens, max_length; with ``shared`` row 0 is a prefix of the others), ``range`` (tensor,
+    low, high) or ``at_most`` (tensor, other: two ``i64`` scalars).
+    """
 
     kind: str
     arguments: Mapping[str, Any]
@@ -167,7 +179,8 @@ class BuildSpec:
     """How an AOTI node is built and run.
 
     ``bounds`` gives sizes of symbols that only packages have, a function from those of the ports. ``mapping`` names a
-    function from ``config.json`` to ``{parameter: checkpoint parameter}``. ``state`` says how many bytes a request
+    function from ``config.json`` to ``{parameter: checkpoint parameter}``, for packages over a ``checkpoint``.
+    ``state`` says how many bytes a request
     keeps inside the node between calls: by name, a product of symbols and an integer such as ``P*L*1536``.
     ``generated`` is how many positions the node adds to the longest input.
     """

@@ -101,6 +101,7 @@ def parameter_mapping(config: Mapping[str, Any]) -> dict[str, str]:
     mapping = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
     if not c.tied:
         mapping["lm_head.weight"] = "lm_head.weight"
+    mapping["score.weight"] = "score.weight"  # of a sequence classification model
     for i in range(c.num_layers):
         mapping |= {f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in _layer_mapping(c).items()}
     return mapping
@@ -201,10 +202,16 @@ class Layer(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Packed prefill up to the final norm of each sequence's last token."""
+    """Packed prefill up to the final norm of each sequence's last token.
 
-    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str]) -> None:
+    With a ``shared_prefix`` sequence 0 is what all others begin with: it gives no result, and may be empty.
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str], shared_prefix: bool = False
+    ) -> None:
         super().__init__()
+        self.shared_prefix = shared_prefix
         c = DecoderConfig.of(config)
         attention = IMPLEMENTATIONS[operators["attention"]]
         self.embed = nn.Embedding(c.vocab_size, c.hidden_size)
@@ -218,20 +225,27 @@ class Backbone(nn.Module):
         """The layers in order."""
         return cast(list[Layer], list(self.layers))
 
-    def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor, prefix_iota: Tensor | None = None) -> Tensor:
         """Runs one prefill.
 
         Args:
             tokens: ``i64[T]``, packed.
-            cu_seqlens: ``i32[B+1]``.
-            iota: ``i32[L]``, 0..max_seqlen-1.
+            cu_seqlens: ``i32[B+1]``, or ``i32[B+2]`` with a shared prefix.
+            iota: ``i32[L]``, 0..max_seqlen-1, the prefix not counted.
+            prefix_iota: ``i32[S]``, 0..S-1 for a prefix of S tokens, at least 1; only with a shared prefix.
 
         Returns:
             ``[B, hidden_size]``, the normed hidden state of each sequence's last token.
         """
-        packing = Packing.of(cu_seqlens, tokens.shape[0], iota)
+        packing = self.packing(tokens, cu_seqlens, iota, prefix_iota)
         last: Tensor = self.norm(self.hidden(tokens, packing)[packing.last])
         return last
+
+    def packing(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor, prefix_iota: Tensor | None) -> Packing:
+        """How the batch is packed."""
+        if prefix_iota is None:
+            return Packing.of(cu_seqlens, tokens.shape[0], iota)
+        return Packing.shared(cu_seqlens, tokens.shape[0], iota, prefix_iota)
 
     def hidden(self, tokens: Tensor, packing: Packing) -> Tensor:
         """``[T, hidden_size]`` after the last layer, before the final norm."""
@@ -242,17 +256,24 @@ class Backbone(nn.Module):
         return x
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Random tokens in ``B`` sequences, one of them ``L`` long; ``T`` is brought into its possible range first."""
-        batch, longest = sizes["B"], min(sizes["L"], sizes["T"] - sizes["B"] + 1)
+        """Random tokens in ``B`` sequences, one of them ``L`` long; ``T`` is brought into its possible range first.
+
+        With a shared prefix the sequences come after one of at most ``S`` tokens, empty where ``T`` has none to spare.
+        """
+        batch = sizes["B"]
+        prefix = [min(sizes["S"], sizes["T"] - batch)] if self.shared_prefix else []
+        total = sizes["T"] - sum(prefix)
+        longest = min(sizes["L"], total - batch + 1)
         lengths = [longest] + [1] * (batch - 1)
-        left = min(sizes["T"], batch * longest) - sum(lengths)
+        left = min(total, batch * longest) - sum(lengths)
         for i in range(1, batch):
             extra = min(left, longest - 1)
             lengths[i] += extra
             left -= extra
-        tokens = torch.randint(self.embed.num_embeddings, (sum(lengths),), generator=generator)
-        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
-        return tokens, cu_seqlens, torch.arange(longest, dtype=torch.int32)
+        tokens = torch.randint(self.embed.num_embeddings, (sum(prefix + lengths),), generator=generator)
+        cu_seqlens = torch.tensor([0, *prefix, *lengths]).cumsum(0).int()
+        iotas = [torch.arange(n, dtype=torch.int32) for n in (longest, *(max(1, p) for p in prefix))]
+        return tokens, cu_seqlens, *iotas
 
 
 class Embedding(Backbone):
@@ -266,20 +287,25 @@ class Embedding(Backbone):
         dimensions: int,
         pool: str,
         normalize: bool,
+        shared_prefix: bool = False,
     ) -> None:
-        super().__init__(config, precision, operators)
+        super().__init__(config, precision, operators, shared_prefix)
         self.dimensions, self.pool, self.normalize = dimensions, pool, normalize
 
-    def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, cu_seqlens: Tensor, iota: Tensor, prefix_iota: Tensor | None = None) -> Tensor:
         """As :meth:`Backbone.forward`; ``f32[B, dimensions]``."""
-        packing = Packing.of(cu_seqlens, tokens.shape[0], iota)
+        packing = self.packing(tokens, cu_seqlens, iota, prefix_iota)
         hidden = self.hidden(tokens, packing)
         if self.pool == "last":
             pooled = self.norm(hidden[packing.last]).float()
         else:
+            normed = self.norm(hidden)
             count = (packing.last - packing.pad[:, 0] + 1)[:, None, None]
-            there = iota[None, :, None] < count
-            pooled = torch.where(there, self.norm(hidden)[packing.pad].float(), 0.0).sum(dim=1) / count[:, :, 0]
+            total = torch.where(iota[None, :, None] < count, normed[packing.pad].float(), 0.0).sum(dim=1)
+            if packing.prefix is not None and prefix_iota is not None:
+                before = (prefix_iota < cu_seqlens[1])[:, None]
+                total = total + torch.where(before, normed[packing.prefix].float(), 0.0).sum(dim=0)
+            pooled = total / (packing.positions[packing.last] + 1)[:, None]
         cut = pooled[:, : self.dimensions]
         lengths = cut.norm(dim=-1, keepdim=True).clamp(min=1e-12)
         out: Tensor = cut / lengths if self.normalize else cut.clone()

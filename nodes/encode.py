@@ -217,6 +217,67 @@ def _tensor_text(name: str, value: npt.NDArray[Any]) -> str:
     return f'{{"name":{quoted},"datatype":"{datatype}","shape":[{shape}],"data":[{data}]}}'
 
 
+class EncodeClasses:
+    """CPU node ``encode_classes``: vLLM's ``/classify`` reply."""
+
+    engine: ClassVar[str] = "cpu"
+    options: ClassVar[tuple[Option, ...]] = (
+        Option(
+            "labels",
+            {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "uniqueItems": True},
+            required=True,
+        ),
+        Option("model", {"type": "string", "minLength": 1}),
+    )
+
+    @staticmethod
+    def interface(options: Mapping[str, Any], bounds: Mapping[str, int]) -> Interface:  # noqa: ARG004
+        """Inputs ``scores: f32[B,N]``, ``N`` the number of ``labels``, and ``cu_seqlens: i32[B+1]`` (for usage).
+
+        The optional inputs ``request_id: text`` and ``created: i64`` stand in the reply. Output ``body: u8[J]``.
+        """
+        longest = max(6 * len(label.encode()) for label in options["labels"])
+        fixed = 2048 + 6 * len(str(options.get("model") or "").encode())
+
+        def size(sizes: Mapping[str, int]) -> int:
+            return fixed + sizes["B"] * (96 + longest + len(options["labels"]) * FLOAT_BYTES)
+
+        inputs = (
+            Port.of("scores", f"f32[B,{len(options['labels'])}]"),
+            Port.of("cu_seqlens", "i32[B+1]"),
+            Port.of("request_id", "text", optional=True),
+            Port.of("created", "i64", optional=True),
+        )
+        return Interface(inputs, (Port.of("body", "u8[J]"),), {"J": size})
+
+    @staticmethod
+    def configure(options: Mapping[str, Any], assets: Assets) -> dict[str, Any]:
+        """The plan's ``config``: the labels, and the model name of the reply."""
+        return {"labels": list(options["labels"]), **EncodeScores.configure(options, assets)}
+
+    def __init__(self, config: Mapping[str, Any], root: Path) -> None:  # noqa: ARG002
+        """Readable form of the native node. ``config`` has ``labels`` and ``model``."""
+        self._labels = [json.dumps(label, ensure_ascii=False) for label in config["labels"]]
+        self._model = json.dumps(config["model"], ensure_ascii=False)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """``body: u8[J]``, UTF-8 JSON. Of equal scores the first is the best; what is not finite is ``null``."""
+        rows = np.asarray(inputs["scores"], dtype=np.float32)
+        data = ",".join(self._row(i, row) for i, row in enumerate(rows))
+        tokens, created = int(inputs["cu_seqlens"][-1]), inputs.get("created")
+        name = json.dumps("classify-" + (inputs.get("request_id") or ""), ensure_ascii=False)
+        head = f'"id":{name},"object":"list","created":{0 if created is None else int(created)},"model":{self._model}'
+        usage = f'"prompt_tokens":{tokens},"completion_tokens":0,"total_tokens":{tokens}'
+        body = f'{{{head},"data":[{data}],"usage":{{{usage}}}}}'
+        return {"body": np.frombuffer(body.encode(), dtype=np.uint8)}
+
+    def _row(self, index: int, row: npt.NDArray[np.float32]) -> str:
+        numbers = [i for i, score in enumerate(row) if not math.isnan(score)] or [0]
+        best = max(numbers, key=row.__getitem__)
+        probs = ",".join(map(float_text, row))
+        return f'{{"index":{index},"label":{self._labels[best]},"probs":[{probs}],"num_classes":{len(row)}}}'
+
+
 def float_text(value: np.float32) -> str:
     """The shortest text that reads back as ``value``, as C++ ``std::to_chars``: fixed unless scientific is shorter.
 

@@ -65,7 +65,7 @@ class Scripted:
         self.calls: list[tuple[bytes, float | None]] = []
         self.cancelled = 0
 
-    async def submit_body(self, body: bytes, deadline_s: float | None = None) -> bytes:
+    async def submit_body(self, body: bytes, deadline_s: float | None = None, request_id: str = "") -> bytes:  # noqa: ARG002
         self.calls.append((body, deadline_s))
         try:
             result = self.act()

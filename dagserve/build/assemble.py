@@ -16,8 +16,8 @@ from typing import Any
 from dagserve.artifact import FORMAT, PLAN
 from dagserve.build.cache import BuildCache
 from dagserve.build.catalogs import build_tables
-from dagserve.build.design import BuildDesign, NodeBuild, weights_name
-from dagserve.build.keys import digest, file_digest
+from dagserve.build.design import BuildDesign, NodeBuild
+from dagserve.build.keys import digest, file_digest, module_digest
 from dagserve.build.sources import import_tokenizer
 from dagserve.errors import BuildError
 from dagserve.graph import Graph, GraphNode, definition_file, is_borrowed, library_of, native_op, runs_python
@@ -39,8 +39,9 @@ def artifact_key(graph: Graph, design: BuildDesign) -> str:
             print_manifest(graph.manifest),
             graph.manifest.source.text,
             graph.target.name,
-            [[b.node.name, b.source.digest] for b in design.nodes],
+            [[b.node.name, {option: s.digest for option, s in b.sources.items()}] for b in design.nodes],
             [[n.name, *map(file_digest, _own_files(n))] for n in graph.nodes],
+            [module_digest(p.module) for b in design.nodes for p in b.spec.packages],
             [design.code, dict(design.environment), design.tolerance, design.shapes],
         ]
     )
@@ -169,7 +170,7 @@ def _write_package(
     (root / path).parent.mkdir(parents=True)
     _link(built[name] / "model.so", root / path)
     record = json.loads((built[name] / "package.json").read_text())
-    prefix = prefixes[weights_name(build)]
+    prefix = prefixes[build.weights_name(package)]
     return {
         "name": name,
         "path": path,
@@ -312,7 +313,9 @@ def _operand(
     if kind == "local":
         return {"local": locals_.index(operand)}
     if kind == "iota":
-        return {"iota": {"max_length_of": node["inputs"][name], "bound": build.bounds["L"]}}
+        port, _, rows = name.partition(":")
+        only = {"rows": rows} if rows else {}
+        return {"iota": {"max_length_of": node["inputs"][port], "bound": build.bounds["L"], **only}}
     if kind == "scalar":
         port, _, default = name.partition(":")
         return {"scalar": {"tensor": node["inputs"][port], "default": float(default)}}
@@ -371,7 +374,6 @@ def _memory(graph: Graph, weights: Mapping[str, Any]) -> dict[str, int]:
 def _descriptions(graph: Graph, design: BuildDesign, built: Mapping[str, Path]) -> dict[str, Any]:
     """The three descriptions that a model definition fixes: runtime, build, validation."""
     validation = graph.manifest.validation
-    mapping = {s.name: json.loads((built[s.name] / "index.json").read_text())["mapping"] for s in design.weight_steps}
     return {
         "runtime": {
             "topology": [n.name for n in graph.nodes],
@@ -384,9 +386,13 @@ def _descriptions(graph: Graph, design: BuildDesign, built: Mapping[str, Path]) 
         "build": {
             "target": graph.target.name,
             "precision": design.precision,
-            "operators": {b.node.name: dict(b.spec.packages[0].arguments["operators"]) for b in design.nodes},
-            "models": {b.node.name: b.node.options["checkpoint"] for b in design.nodes},
-            "parameters": [mapping[weights_name(b)] for b in design.nodes[:1]],
+            "operators": {b.node.name: dict(b.operators) for b in design.nodes},
+            "models": {
+                b.node.name: {o: b.node.options[o] for o in b.sources if b.node.options.get(o)} for b in design.nodes
+            },
+            "parameters": [
+                json.loads((built[s.name] / "index.json").read_text())["mapping"] for s in design.weight_steps
+            ],
         },
         "validation": {
             "reference": validation.reference,

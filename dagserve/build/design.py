@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dagserve.build.cache import BuildCache
-from dagserve.build.keys import digest, environment_fingerprint, source_digest
+from dagserve.build.keys import digest, environment_fingerprint, module_digest, source_digest
 from dagserve.build.run import Step
-from dagserve.build.sources import ModelSource, import_model
+from dagserve.build.sources import CHECKPOINT, NO_WEIGHTS, ModelSource, import_weights
 from dagserve.errors import ManifestError
 from dagserve.graph import Graph, GraphNode
 from dagserve.interface import BuildSpec, PackageSpec, Port
@@ -20,16 +20,22 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class NodeBuild:
-    """One AOTI node: its build specification, its model, and the bound of each definition-local symbol."""
+    """One AOTI node: its build specification, what its weights come from by option, and the bound of each
+    definition-local symbol."""
 
     node: GraphNode
     spec: BuildSpec
-    source: ModelSource
+    operators: Mapping[str, str]
+    sources: Mapping[str, ModelSource]
     bounds: Mapping[str, int]
 
     def package_name(self, package: PackageSpec) -> str:
         """The name of one of its packages in the artifact."""
         return f"{self.node.name}.{package.name}"
+
+    def weights_name(self, package: PackageSpec) -> str:
+        """The name of the step that writes a package's weights. Packages over one source share the file."""
+        return f"weights {self.sources[package.weights].digest[:12]}"
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,11 @@ class BuildDesign:
             "inputs": [port_json(p) for p in package.inputs],
             "outputs": [port_json(p) for p in package.outputs],
             "compared": list(package.compared),
+            "ranges": {name: list(limits) for name, limits in package.ranges.items()},
             "bounds": {s: build.bounds[s] for s in package_symbols(package)},
         }
-        key = digest([job, self.code, dict(self.environment)])
-        weights = str(built[weights_name(build)])
+        key = digest([job, self.code, module_digest(package.module), dict(self.environment)])
+        weights = str(built[build.weights_name(package)])
         return Step(build.package_name(package), "packages", key, {**job, "weights": weights})
 
 
@@ -83,11 +90,6 @@ def port_json(port: Port) -> dict[str, str]:
 def package_symbols(package: PackageSpec) -> tuple[str, ...]:
     """The shape symbols of a package's inputs, each once."""
     return tuple(dict.fromkeys(s for port in package.inputs for s in port.type.symbols))
-
-
-def weights_name(build: NodeBuild) -> str:
-    """The name of the step that writes a node's weights. Nodes over one model share the file."""
-    return f"weights {build.source.digest[:12]}"
 
 
 def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
@@ -115,48 +117,50 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
 def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
     definition: Any = node.definition
     operators = _operators(graph, node)
-    source = import_model(node.options["checkpoint"], cache)
+    model = import_weights(CHECKPOINT, node.options.get(CHECKPOINT), cache)
     connected = frozenset(node.inputs)
-    spec: BuildSpec = definition.build(node.options, source.config, graph.target.precision, operators, connected)
-    _check_length(graph, node, source, spec.generated)
+    spec: BuildSpec = definition.build(node.options, model.config, graph.target.precision, operators, connected)
+    _check_length(graph, node, model, spec.generated)
+    others = {p.weights for p in spec.packages} - {CHECKPOINT}
+    sources = {CHECKPOINT: model} | {name: import_weights(name, node.options[name], cache) for name in sorted(others)}
     sizes = {local: dim.size(graph.bounds) for local, dim in node.dims.items()}
     bounds = sizes | {local: n if isinstance(n, int) else n(sizes) for local, n in spec.bounds.items()}
-    return NodeBuild(node, spec, source, bounds)
+    return NodeBuild(node, spec, operators, sources, bounds)
 
 
 def _operators(graph: Graph, node: GraphNode) -> dict[str, str]:
     """The target's choice for each operator the node has, the first implementation where it makes none."""
     definition: Any = node.definition
-    return {name: graph.target.operators.get(name, choices[0]) for name, choices in definition.operators.items()}
+    return {
+        name: graph.target.operators.get(name, choices[0])
+        for name, choices in getattr(definition, "operators", {}).items()
+    }
 
 
 def _check_length(graph: Graph, node: GraphNode, source: ModelSource, generated: int) -> None:
     longest = source.config.get("max_position_embeddings")
-    wanted = node.options["max_length"] + generated
-    if longest is not None and wanted > longest:
+    if longest is not None and (wanted := node.options["max_length"] + generated) > longest:
         message = f"node `{node.name}` allows {wanted} tokens a text, its model {longest}"
         fix = f"lower max_length or the bound `length` to {longest}"
         raise ManifestError([graph.mistake(node.spec.position, message, fix, "length")])
 
 
 def _weight_steps(nodes: tuple[NodeBuild, ...], precision: str, code: str) -> list[Step]:
-    groups: dict[str, list[NodeBuild]] = {}
+    groups: dict[str, list[tuple[NodeBuild, PackageSpec]]] = {}
     for build in nodes:
-        groups.setdefault(weights_name(build), []).append(build)
+        for package in build.spec.packages:
+            groups.setdefault(build.weights_name(package), []).append((build, package))
     return [_weight_step(name, group, precision, code) for name, group in groups.items()]
 
 
-def _weight_step(name: str, group: list[NodeBuild], precision: str, code: str) -> Step:
-    source = group[0].source
+def _weight_step(name: str, group: list[tuple[NodeBuild, PackageSpec]], precision: str, code: str) -> Step:
+    first, package = group[0]
+    source = first.sources[package.weights]
     job = {
         "step": "weights",
         "config": dict(source.config),
-        "mapping": group[0].spec.mapping,
-        "modules": [
-            {"name": b.package_name(p), "module": p.module, "arguments": dict(p.arguments)}
-            for b in group
-            for p in b.spec.packages
-        ],
+        "mapping": first.spec.mapping if package.weights == CHECKPOINT else "",
+        "modules": [{"name": b.package_name(p), "module": p.module, "arguments": dict(p.arguments)} for b, p in group],
     }
     key = digest([source.digest, job, precision, code])
-    return Step(name, "weights", key, {**job, "source": str(source.path)})
+    return Step(name, "weights", key, {**job, "source": "" if source is NO_WEIGHTS else str(source.path)})

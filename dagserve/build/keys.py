@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -31,6 +32,19 @@ def source_digest(folders: Iterable[Path]) -> str:
     """SHA-256 of all Python files below some folders, names included."""
     files = sorted((p for folder in folders for p in folder.rglob("*.py")), key=str)
     return digest([[p.name, file_digest(p)] for p in files])
+
+
+def module_digest(module: str) -> str:
+    """SHA-256 of the code of ``package.module:Class`` outside this project: its file, or all of its package's files.
+
+    Empty for this project's own modules, which :func:`source_digest` covers.
+    """
+    top = module.partition(":")[0].partition(".")[0]
+    found = importlib.util.find_spec(top) if top != "dagserve" else None
+    if found is None or found.origin is None:
+        return ""
+    origin = Path(found.origin)
+    return source_digest([origin.parent]) if origin.name == "__init__.py" else file_digest(origin)
 
 
 def host_isa() -> str:

@@ -13,7 +13,7 @@ import torch
 import torch.fx.experimental._config as shape_config
 from torch.export import Dim, ExportedProgram, export
 
-from dagserve.build.weights import TORCH_DTYPES, constant_sources, make_module, map_weights
+from dagserve.build.weights import TORCH_DTYPES, buffer_name, constant_sources, make_module, map_weights
 from dagserve.errors import BuildError
 from dagserve.shapes import TensorType, parse_type
 
@@ -34,6 +34,8 @@ def load_module(job: Mapping[str, Any]) -> torch.nn.Module:
     weights = map_weights(Path(job["weights"]) / "weights.bin", _index(job)["tensors"])
     for name, parameter in module.named_parameters():
         parameter.data = weights[name]
+    for name, buffer in module.named_buffers():
+        buffer.data = weights[buffer_name(job["name"], name)]
     return module
 
 
@@ -113,7 +115,9 @@ def _dim(type_: TensorType, axis: int, bounds: Mapping[str, int], dims: dict[str
 
 
 def _example(module: torch.nn.Module, job: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
-    example = module.example(sizes, torch.Generator().manual_seed(20))  # type: ignore[operator]
+    generator = torch.Generator().manual_seed(20)
+    make: Callable[..., tuple[torch.Tensor, ...]] | None = getattr(module, "example", None)
+    example = make(sizes, generator) if make else _random_inputs(job, sizes, generator)
     assert isinstance(example, tuple)
     for tensor, port in zip(example, job["inputs"], strict=True):
         declared = parse_type(port["type"])
@@ -121,6 +125,22 @@ def _example(module: torch.nn.Module, job: Mapping[str, Any], sizes: Mapping[str
         assert tensor.dtype == TORCH_DTYPES[declared.dtype], f"{where} is {tensor.dtype}"
         assert tensor.dim() == len(declared.shape), f"{where} has rank {tensor.dim()}"
     return example
+
+
+def _random_inputs(
+    job: Mapping[str, Any], sizes: Mapping[str, int], generator: torch.Generator
+) -> tuple[torch.Tensor, ...]:
+    """For a module without ``example``: normal numbers, and integers within the ranges the job gives."""
+    inputs = []
+    for port in job["inputs"]:
+        type_ = parse_type(port["type"])
+        shape, dtype = [d.size(sizes) for d in type_.shape], TORCH_DTYPES[type_.dtype]
+        if dtype.is_floating_point:
+            inputs.append(torch.randn(shape, generator=generator).to(dtype))
+        else:
+            low, high = job["ranges"].get(port["name"], (0, 2))
+            inputs.append(torch.randint(low, high, shape, generator=generator).to(dtype))
+    return tuple(inputs)
 
 
 def verify_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
@@ -139,12 +159,38 @@ def verify_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
         where = f"{job['name']} at {shape} shapes"
         given = runner.run(list(inputs))
         wanted = list(expected) if isinstance(expected, tuple) else [expected]
+        check_outputs(job, inputs, given, where)
         names = [p["name"] for p in job["outputs"]]
         places = [i for i, name in enumerate(names) if name in (job["compared"] or names)]
         error = compare([given[i] for i in places], [wanted[i] for i in places], job["tolerance"], where)
         checks[shape] = {"inputs": [list(t.shape) for t in inputs], "error": error}
         report("verify", (done + 1) / len(job["shapes"]))
     (out / "checks.json").write_text(json.dumps(checks))
+
+
+def check_outputs(
+    job: Mapping[str, Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], where: str
+) -> None:
+    """Compares what a package gives with the declared outputs.
+
+    Raises:
+        BuildError: another number of outputs, dtype or shape than declared, or memory that is not contiguous.
+    """
+    sizes = {}
+    for port, tensor in zip(job["inputs"], inputs, strict=True):
+        for dim, size in zip(parse_type(port["type"]).shape, tensor.shape, strict=True):
+            sizes[dim.symbol] = size - dim.add
+    if len(outputs) != len(job["outputs"]):
+        raise BuildError(f"{where}: it gives {len(outputs)} outputs; {len(job['outputs'])} are declared")
+    for port, tensor in zip(job["outputs"], outputs, strict=True):
+        type_ = parse_type(port["type"])
+        wanted = [None if d.symbol and d.symbol not in sizes else d.size(sizes) for d in type_.shape]
+        fits = tensor.dtype == TORCH_DTYPES[type_.dtype] and len(wanted) == tensor.dim()
+        if not fits or any(w not in (None, n) for w, n in zip(wanted, tensor.shape, strict=True)):
+            given = f"{tensor.dtype}{list(tensor.shape)}"
+            raise BuildError(f"{where}: {port['name']} is {given}, declared as {port['type']}; make them agree")
+        if not tensor.is_contiguous():
+            raise BuildError(f"{where}: {port['name']} is not contiguous in memory; end forward with .contiguous()")
 
 
 def _bind(job: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dagserve.build.cache import BuildCache
 from dagserve.build.keys import digest
-from dagserve.checkpoint import open_checkpoint, resolve_source, source_files
+from dagserve.checkpoint import open_checkpoint, open_file, resolve_source, source_files
 from dagserve.errors import CheckpointError
 
 _FORMAT = 2
@@ -24,7 +24,28 @@ class ModelSource:
     path: Path
     digest: str
     config: Mapping[str, Any]
-    tokenizer_json: bytes | None
+    tokenizer_json: bytes | None = None
+
+
+CHECKPOINT = "checkpoint"
+"""The option that names a model; any other that a package's ``weights`` names is a safetensors file."""
+
+NO_WEIGHTS = ModelSource(Path(), digest("no weights"), {})
+"""What a module without parameters is made from."""
+
+
+def import_weights(option: str, value: str | None, cache: BuildCache) -> ModelSource:
+    """What an option of a node names: a model, or a safetensors file.
+
+    Raises:
+        CheckpointError: it is not there, damaged, or of a kind that is not supported.
+    """
+    if value is None:
+        return NO_WEIGHTS
+    if option == CHECKPOINT:
+        return import_model(value, cache)
+    path = open_file(Path(value).expanduser().resolve()).source
+    return ModelSource(path, digest([_FORMAT, option, cache.digest_of(path)]), {})
 
 
 @dataclass(frozen=True)

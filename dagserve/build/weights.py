@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dagserve.checkpoint import Checkpoint, SourceTensor, open_checkpoint
+from dagserve.checkpoint import Checkpoint, SourceTensor, open_checkpoint, open_file
 from dagserve.checkpoint.base import bf16_to_f32, f32_to_bf16
 from dagserve.errors import BuildError, CheckpointError
 
@@ -30,6 +30,8 @@ _TORCH_NAMES: Mapping[torch.dtype, str] = {
 }
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in _TORCH_NAMES.items()}
 """Torch's dtype for each of this project's."""
+
+_FLOATING = {"f32", "bf16", "f16"}
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")
 """Checkpoint tensors that old exporters wrote and no model reads."""
@@ -69,25 +71,21 @@ def constant_sources(package: str, constants: Iterable[str], tensors: Mapping[st
 def write_weights(job: Mapping[str, Any], out: Path, report: Callable[[str, float], None]) -> None:
     """Reads a checkpoint and writes ``weights.bin`` and ``index.json``.
 
-    ``job``: ``source``, ``mapping`` (function name), ``config``, ``modules`` (package name, module and arguments of
-    each). Parameters are shared by name; buffers belong to their package.
+    ``job``: ``source``, ``mapping`` (function name; empty where the source has the modules' own names), ``config``,
+    ``modules`` (package name, module and arguments of each). Parameters are shared by name; buffers belong to their
+    package.
 
     Raises:
         CheckpointError: lists every parameter that is missing, unexpected or wrongly shaped.
     """
-    checkpoint = open_checkpoint(Path(job["source"]))
-    mapping = load_object(job["mapping"])(job["config"])
-    modules = [make_module(m["module"], m["arguments"]) for m in job["modules"]]
-    parameters = {name: p for module in modules for name, p in module.named_parameters()}
-    buffers = {
-        buffer_name(m["name"], name): b
-        for m, module in zip(job["modules"], modules, strict=True)
-        for name, b in module.named_buffers()
-    }
-    check_parameters(checkpoint, mapping, parameters)
+    modules = {m["name"]: make_module(m["module"], m["arguments"]) for m in job["modules"]}
+    saved = {name: t for module in modules.values() for name, t in module.state_dict().items()}
+    checkpoint = _open(job)
+    mapping = load_object(job["mapping"])(job["config"]) if job["mapping"] else {name: name for name in saved}
+    check_parameters(checkpoint, mapping, saved)
     index: dict[str, Any] = {}
     with (out / "weights.bin").open("wb") as stream:
-        constants = list(_constants(checkpoint, mapping, parameters, buffers))
+        constants = list(_constants(checkpoint, mapping, modules))
         for done, (name, dtype, read) in enumerate(constants):
             values = read()
             stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
@@ -99,10 +97,16 @@ def write_weights(job: Mapping[str, Any], out: Path, report: Callable[[str, floa
     (out / "index.json").write_text(json.dumps(record))
 
 
+def _open(job: Mapping[str, Any]) -> Checkpoint:
+    if job["mapping"]:
+        return open_checkpoint(Path(job["source"]))
+    return open_file(Path(job["source"])) if job["source"] else Checkpoint(Path(), {}, {}, None)
+
+
 def check_parameters(
-    checkpoint: Checkpoint, mapping: Mapping[str, str], parameters: Mapping[str, torch.nn.Parameter]
+    checkpoint: Checkpoint, mapping: Mapping[str, str], parameters: Mapping[str, torch.Tensor]
 ) -> None:
-    """Compares a model's parameters with a checkpoint's tensors.
+    """Compares what a model loads, parameters and saved buffers, with a checkpoint's tensors.
 
     Raises:
         CheckpointError: with every difference, one a line.
@@ -118,10 +122,22 @@ def check_parameters(
     problems += [f"unexpected: {name} {list(t.shape)}" for name, t in _unexpected(checkpoint, mapping)]
     if problems:
         lines = "\n".join(f"  {p}" for p in problems)
-        raise CheckpointError(
-            f"{checkpoint.source} does not fit its config.json ({len(problems)} differences):\n{lines}\n"
+        raise CheckpointError(_misfit(checkpoint, len(problems)).format(lines))
+
+
+def _misfit(checkpoint: Checkpoint, count: int) -> str:
+    """The message's frame for the lines that say what differs."""
+    if checkpoint.config:
+        return (
+            f"{checkpoint.source} does not fit its config.json ({count} differences):\n{{}}\n"
             "  check that config.json belongs to these weights, and that every shard is there"
         )
+    if not checkpoint.tensors:
+        return "the module has parameters:\n{}\n  name the safetensors file that has them with `weights:`"
+    return (
+        f"{checkpoint.source} does not fit the module ({count} differences):\n{{}}\n"
+        "  save the module's state_dict() as it is, and give `arguments:` as it was made with"
+    )
 
 
 def _unexpected(checkpoint: Checkpoint, mapping: Mapping[str, str]) -> Iterator[tuple[str, SourceTensor]]:
@@ -134,16 +150,18 @@ def _unexpected(checkpoint: Checkpoint, mapping: Mapping[str, str]) -> Iterator[
 
 
 def _constants(
-    checkpoint: Checkpoint,
-    mapping: Mapping[str, str],
-    parameters: Mapping[str, torch.nn.Parameter],
-    buffers: Mapping[str, torch.Tensor],
+    checkpoint: Checkpoint, mapping: Mapping[str, str], modules: Mapping[str, torch.nn.Module]
 ) -> Iterator[tuple[str, str, Callable[[], npt.NDArray[Any]]]]:
+    parameters = {name: p for module in modules.values() for name, p in module.named_parameters()}
     for name, parameter in parameters.items():
         dtype = _TORCH_NAMES[parameter.dtype]
         yield name, dtype, partial(convert, checkpoint.tensors[mapping[name]], dtype)
-    for name, buffer in buffers.items():
-        yield name, _TORCH_NAMES[buffer.dtype], partial(_to_numpy, buffer)
+    for package, module in modules.items():
+        saved = module.state_dict()
+        for name, buffer in module.named_buffers():
+            dtype = _TORCH_NAMES[buffer.dtype]
+            read = partial(convert, checkpoint.tensors[mapping[name]], dtype) if name in saved else None
+            yield buffer_name(package, name), dtype, read or partial(_to_numpy, buffer)
 
 
 def _to_numpy(buffer: torch.Tensor) -> npt.NDArray[Any]:
@@ -151,16 +169,24 @@ def _to_numpy(buffer: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def convert(tensor: SourceTensor, dtype: str) -> npt.NDArray[Any]:
-    """Reads a checkpoint tensor as ``f32`` or ``bf16`` (``uint16`` bits)."""
+    """Reads a checkpoint tensor as a dtype of this project's (``uint16`` bits for ``bf16``).
+
+    Raises:
+        CheckpointError: integers where the model has floating-point numbers, or the other way round.
+    """
     values = tensor.read()
     if tensor.dtype == dtype:
         return values
+    if not {tensor.dtype, dtype} <= _FLOATING:
+        raise CheckpointError(f"a tensor of {tensor.dtype} cannot become the model's {dtype}; save it as {dtype}")
     wide = bf16_to_f32(values) if tensor.dtype == "bf16" else values.astype(np.float32)
-    return wide if dtype == "f32" else f32_to_bf16(wide)
+    return f32_to_bf16(wide) if dtype == "bf16" else wide.astype(np.float16 if dtype == "f16" else np.float32)
 
 
 def map_weights(path: Path, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The constants of a weights file as tensors over a private mapping of it."""
+    if not tensors:
+        return {}
     mapped = np.memmap(path, dtype=np.uint8, mode="c")
     return {
         name: torch.from_numpy(mapped[e["offset"] : e["offset"] + e["bytes"]])

@@ -16,6 +16,13 @@ from dagserve.checkpoint.base import Checkpoint, SourceTensor
 from dagserve.errors import CheckpointError
 
 _DTYPES: Mapping[str, tuple[str, str]] = {"F32": ("f32", "<f4"), "F16": ("f16", "<f2"), "BF16": ("bf16", "<u2")}
+_OTHER_DTYPES: Mapping[str, tuple[str, str]] = {
+    "I64": ("i64", "<i8"),
+    "I32": ("i32", "<i4"),
+    "U8": ("u8", "|u1"),
+    "BOOL": ("bool", "|b1"),
+}
+"""What a module's buffers may have beside; no parameter of a decoder does."""
 _MAX_HEADER = 100 * 1024 * 1024
 
 
@@ -45,6 +52,17 @@ def open_directory(source: Path) -> Checkpoint:
     return Checkpoint(source, config, tensors, tokenizer.read_bytes() if tokenizer.exists() else None)
 
 
+def open_file(source: Path) -> Checkpoint:
+    """Opens one safetensors file that belongs to no model directory: tensors alone, ``config`` empty.
+
+    Raises:
+        CheckpointError: it is not there, or damaged.
+    """
+    if not source.is_file():
+        raise CheckpointError(f"there is no file {source}: give a .safetensors file")
+    return Checkpoint(source, {}, _file_tensors(source, {**_DTYPES, **_OTHER_DTYPES}), None)
+
+
 def _weight_files(source: Path) -> list[Path]:
     index = source / "model.safetensors.index.json"
     if not index.exists():
@@ -68,7 +86,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _file_tensors(file: Path) -> dict[str, SourceTensor]:
+def _file_tensors(file: Path, dtypes: Mapping[str, tuple[str, str]] = _DTYPES) -> dict[str, SourceTensor]:
     """Maps the file and reads its header. Source: the safetensors format description."""
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -81,13 +99,16 @@ def _file_tensors(file: Path) -> dict[str, SourceTensor]:
             raise CheckpointError(f"{file} has a damaged header: {error}") from error
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     base = 8 + length
-    return {name: _tensor(file, mapped, base, name, entry) for name, entry in header.items() if name != "__metadata__"}
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if entry["dtype"] not in dtypes:
+            raise CheckpointError(f"{file}: {name} has dtype {entry['dtype']}; use one of {', '.join(dtypes)}")
+    return {name: _tensor(file, mapped, base, name, entry, *dtypes[entry["dtype"]]) for name, entry in header.items()}
 
 
-def _tensor(file: Path, mapped: mmap.mmap, base: int, name: str, entry: Mapping[str, Any]) -> SourceTensor:
-    if entry["dtype"] not in _DTYPES:
-        raise CheckpointError(f"{file}: {name} has dtype {entry['dtype']}; use one of {', '.join(_DTYPES)}")
-    dtype, code = _DTYPES[entry["dtype"]]
+def _tensor(
+    file: Path, mapped: mmap.mmap, base: int, name: str, entry: Mapping[str, Any], dtype: str, code: str
+) -> SourceTensor:
     shape = tuple(entry["shape"])
     start, end = entry["data_offsets"]
     count = int(np.prod(shape, dtype=np.int64))

@@ -203,10 +203,16 @@ class _Request:
         tokens = len(self.values[check["tokens"]])
         if cu_seqlens[0] != 0 or cu_seqlens[-1] != tokens:
             raise InvalidRequest(f"{name} must start at 0 and end at the number of tokens, {tokens}")
+        prefix = 0
         for row, length in enumerate(np.diff(cu_seqlens)):
-            if not 1 <= length <= check["max_length"]:
+            if "shared" in check and row == 0:
+                prefix = length
+                if 0 <= length < check["max_length"]:
+                    continue
+            whole = length + (prefix if row else 0)
+            if length < 1 or whole > check["max_length"]:
                 limits = f"from 1 to {check['max_length']}"
-                raise InvalidRequest(f"{name}: row {row} has {length} tokens; it must have {limits}")
+                raise InvalidRequest(f"{name}: row {row} has {whole} tokens; it must have {limits}")
 
 
 def _encode(text: str | bytes) -> bytes:
@@ -228,8 +234,10 @@ def _operand(operand: Mapping[str, Any], request: _Request, kept: Mapping[int, t
     if "count" in operand:
         return torch.arange(request.count(operand["count"]), dtype=torch.int32)
     if "iota" in operand:
-        longest = int(np.diff(request.values[operand["iota"]["max_length_of"]]).max())
-        return torch.arange(longest, dtype=torch.int32)
+        lengths = np.diff(request.values[operand["iota"]["max_length_of"]])
+        rows = operand["iota"].get("rows")
+        longest = max(1, lengths[0]) if rows == "first" else lengths[1 if rows == "rest" else 0 :].max()
+        return torch.arange(int(longest), dtype=torch.int32)
     return torch.from_numpy(np.array(request.values[operand["tensor"]]))
 
 

@@ -31,6 +31,7 @@ from dagserve.server.protocol import REPLIES, ErrorReply
 
 DEADLINE_HEADER = "X-Request-Deadline-Ms"
 REQUEST_ID_HEADER = "X-Request-Id"
+LONGEST_REQUEST_ID = 128
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class Backend(Protocol):
         """Largest body in bytes."""
         ...
 
-    async def submit_body(self, body: bytes, deadline_s: float | None = None) -> bytes:
+    async def submit_body(self, body: bytes, deadline_s: float | None = None, request_id: str = "") -> bytes:
         """The reply to the JSON body of a request."""
         ...
 
@@ -67,18 +68,19 @@ class Service:
     async def answer(self, request: Request) -> Response:
         """Reads a body, submits it, and passes the engine's bytes on."""
         started = time.perf_counter()
-        response = await self._answer(request)
-        response.headers[REQUEST_ID_HEADER] = request.headers.get(REQUEST_ID_HEADER) or uuid.uuid4().hex
+        request_id = read_request_id(request)
+        response = await self._answer(request, request_id)
+        response.headers[REQUEST_ID_HEADER] = request_id
         self.metrics.requests.labels(str(response.status_code)).inc()
         self.metrics.latency.observe(time.perf_counter() - started)
         return response
 
-    async def _answer(self, request: Request) -> Response:
+    async def _answer(self, request: Request, request_id: str) -> Response:
         try:
             if self.draining:
                 raise Draining("the service is draining and takes no new requests")
             body = await read_body(request, self.engine.body_limit)
-            reply = await self._submit(request, body, read_deadline(request, self.deadline_s))
+            reply = await self._submit(request, body, read_deadline(request, self.deadline_s), request_id)
         except RequestError as error:
             return error_response(error)
         except Exception as error:  # whatever it is, the client gets a typed reply and the log the traceback
@@ -86,9 +88,9 @@ class Service:
             return error_response(InternalError(f"unexpected {type(error).__name__}; the server's log has more"))
         return Response(reply, media_type="application/json")
 
-    async def _submit(self, request: Request, body: bytes, deadline_s: float) -> bytes:
+    async def _submit(self, request: Request, body: bytes, deadline_s: float, request_id: str) -> bytes:
         """Waits for the reply or for the client to leave, whichever is first."""
-        work = asyncio.ensure_future(self.engine.submit_body(body, deadline_s))
+        work = asyncio.ensure_future(self.engine.submit_body(body, deadline_s, request_id))
         gone = asyncio.ensure_future(_disconnected(request))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -124,6 +126,13 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise TooLarge(f"the body is larger than {limit} bytes; send fewer or shorter texts")
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+def read_request_id(request: Request) -> str:
+    """The header's id where it is printable ASCII of at most 128 characters, else a new one."""
+    given = request.headers.get(REQUEST_ID_HEADER, "")
+    usable = 0 < len(given) <= LONGEST_REQUEST_ID and given.isascii() and given.isprintable()
+    return given if usable else uuid.uuid4().hex
 
 
 def read_deadline(request: Request, longest_s: float) -> float:

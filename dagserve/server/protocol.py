@@ -123,6 +123,26 @@ class EmbeddingsReply(BaseModel):
     usage: EmbeddingUsage
 
 
+class Class(BaseModel):
+    """The class of one text, and the scores of all of them."""
+
+    index: int
+    label: str
+    probs: list[float | None]
+    num_classes: int
+
+
+class ClassifyReply(BaseModel):
+    """vLLM's list of classes, in the order of the texts."""
+
+    id: str
+    object: str = "list"
+    created: int
+    model: str
+    data: list[Class]
+    usage: Usage
+
+
 class Ranked(BaseModel):
     """One text of a rerank reply by its place in the request; the best first."""
 
@@ -133,6 +153,7 @@ class Ranked(BaseModel):
 REPLIES: Mapping[str, Any] = {
     "score": ScoreReply,
     "embeddings": EmbeddingsReply,
+    "classify": ClassifyReply,
     "rerank": list[Ranked],
     "generate": GenerateReply,
     "completions": CompletionReply,

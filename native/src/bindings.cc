@@ -105,6 +105,8 @@ Operand parse_operand(const nb::dict& dict) {
     operand.kind = Operand::Kind::iota;
     operand.index = get<int>(iota, "max_length_of");
     operand.bound = get<std::int64_t>(iota, "bound");
+    const auto rows = iota.contains("rows") ? get<std::string>(iota, "rows") : "all";
+    if (rows != "all") operand.rows = rows == "first" ? Operand::Rows::first : Operand::Rows::rest;
   }
   return operand;
 }
@@ -133,6 +135,7 @@ CheckSpec parse_check(const nb::dict& dict) {
     check.tensor = get<int>(dict, "tokens");
     check.cu_seqlens = get<int>(dict, "cu_seqlens");
     check.max_length = get<std::int64_t>(dict, "max_length");
+    check.shared = dict.contains("shared");
   } else if (get<std::string>(dict, "kind") == "at_most") {
     check.kind = CheckSpec::Kind::at_most;
     check.tensor = get<int>(dict, "tensor");
@@ -585,7 +588,8 @@ std::vector<EndpointSpec> parse_endpoints(const Plan& plan, const nb::dict& endp
   return result;
 }
 
-Slot& reserve_body(PythonRuntime& runtime, const std::string& endpoint, const nb::bytes& body) {
+Slot& reserve_body(PythonRuntime& runtime, const std::string& endpoint, const nb::bytes& body,
+                   const std::string& request_id = {}) {
   const int index = runtime.endpoint(endpoint);
   if (index < 0) raise("InvalidRequest", "this service has no endpoint '" + endpoint + "'");
   if (body.size() > body_limit(runtime.plan()))
@@ -594,7 +598,7 @@ Slot& reserve_body(PythonRuntime& runtime, const std::string& endpoint, const nb
   Status status;
   Slot* slot = runtime.reserve(status);
   if (slot == nullptr) raise(status);
-  runtime.set_body(*slot, index, {body.c_str(), body.size()});
+  runtime.set_body(*slot, index, {body.c_str(), body.size()}, request_id);
   return *slot;
 }
 
@@ -621,8 +625,8 @@ Ticket submit(PythonRuntime& runtime, const nb::dict& inputs, std::optional<doub
 }
 
 Ticket submit_body(PythonRuntime& runtime, const std::string& endpoint, const nb::bytes& content,
-                   std::optional<double> deadline_s) {
-  Slot& slot = reserve_body(runtime, endpoint, content);
+                   std::optional<double> deadline_s, const std::string& request_id) {
+  Slot& slot = reserve_body(runtime, endpoint, content, request_id);
   return runtime.start(slot, deadline_of(runtime, deadline_s), false);
 }
 
@@ -885,7 +889,7 @@ NB_MODULE(_native, m) {
             new (self) PythonRuntime(std::move(parsed), std::move(bodies));
           },
           "plan"_a, "root"_a, "endpoints"_a)
-      .def("submit_body", &submit_body, "endpoint"_a, "body"_a, "deadline_s"_a = nb::none())
+      .def("submit_body", &submit_body, "endpoint"_a, "body"_a, "deadline_s"_a = nb::none(), "request_id"_a = "")
       .def("run_body", &run_body, "endpoint"_a, "body"_a)
       .def_prop_ro("body_limit", [](const PythonRuntime& self) { return body_limit(self.plan()); })
       .def("submit", &submit, "inputs"_a, "deadline_s"_a = nb::none())

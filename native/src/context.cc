@@ -77,10 +77,13 @@ std::size_t Context::bytes(const LoadedPlan& loaded) {
   return total;
 }
 
-Context::Context(const LoadedPlan& loaded) : loaded_(loaded), arena_(bytes(loaded)) {
+Context::Context(const LoadedPlan& loaded)
+    : loaded_(loaded),
+      arena_(bytes(loaded)),
+      symbols_(loaded.plan.symbols.size()),
+      bound_by_(loaded.plan.symbols.size()),
+      lane_(make_lane(true)) {
   const Plan& plan = loaded.plan;
-  std::size_t locals = 0;
-  std::size_t operands = 0;
   const std::vector<bool> elsewhere = in_slot(plan);
   for (std::size_t i = 0; i < plan.tensors.size(); ++i)
     tensors_.push_back(elsewhere[i] ? describe_tensor(plan, plan.tensors[i])
@@ -90,20 +93,41 @@ Context::Context(const LoadedPlan& loaded) : loaded_(loaded), arena_(bytes(loade
     outputs_.emplace_back(node->spec->outputs.size());
     const std::size_t workspace = node->cpu ? node->cpu->workspace_bytes() : 0;
     workspaces_.emplace_back(arena_.take(workspace), workspace);
+  }
+  cpu_.resize(loaded.nodes.size());
+  progress_.waits = loaded.schedule.waits;
+  progress_.started.resize(loaded.nodes.size());
+  for (int i = 1; i < loaded.schedule.branches; ++i) lanes_.push_back(make_lane(false));
+  for (Lane& lane : lanes_) threads_.emplace_back([this, &lane] { serve_branch(lane); });
+}
+
+Context::~Context() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+Context::Lane Context::make_lane(bool own) const {
+  std::size_t locals = 0;
+  std::size_t operands = 0;
+  for (const auto& node : loaded_.nodes) {
     locals = std::max(locals, static_cast<std::size_t>(node->spec->locals));
     for (const CallSpec& call : node->spec->calls)
       operands = std::max({operands, call.inputs.size(), call.outputs.size()});
   }
-  cpu_.resize(loaded.nodes.size());
-  symbols_.assign(plan.symbols.size(), -1);
-  bound_by_.assign(plan.symbols.size(), -1);
-  locals_.resize(locals);
-  operands_.resize(operands);
-  results_.resize(operands);
+  Lane lane;
+  lane.own = own;
+  lane.locals.resize(locals);
+  lane.operands.resize(operands);
+  lane.results.resize(operands);
+  return lane;
 }
 
 void Context::run(std::span<const Tensor> request, Tensor& response, const Limits& limits, Status& status) noexcept {
-  std::fill(symbols_.begin(), symbols_.end(), -1);
+  for (auto& symbol : symbols_) symbol.store(-1, std::memory_order_relaxed);
   reached_device_ = false;
   {
     std::lock_guard lock(loaded_.replacing);
@@ -112,7 +136,12 @@ void Context::run(std::span<const Tensor> request, Tensor& response, const Limit
   for (Tensor& tensor : tensors_) tensor.present = false;
   tensors_[loaded_.plan.response] = response;
   bool good = bind_request(request, status);
-  for (std::size_t i = 0; good && i < loaded_.nodes.size(); ++i) good = run_node(i, limits, status);
+  if (good && !lanes_.empty()) {
+    run_branches(limits, status);
+    good = status.ok();
+  } else {
+    for (std::size_t i = 0; good && i < loaded_.nodes.size(); ++i) good = run_node(i, limits, lane_, status);
+  }
   if (good) {
     response.shape[0] = tensors_[loaded_.plan.response].shape[0];
     response.present = true;
@@ -121,6 +150,54 @@ void Context::run(std::span<const Tensor> request, Tensor& response, const Limit
 
 void Context::release() noexcept {
   for (auto& node : cpu_) node.reset();
+}
+
+// Runs every node as soon as what it waits for is there, on this thread and those of the branches. What fails is told
+// of the first node that failed, so nodes before it go on.
+void Context::run_branches(const Limits& limits, Status& status) noexcept {
+  std::unique_lock lock(mutex_);
+  std::ranges::copy(loaded_.schedule.waits, progress_.waits.begin());
+  std::fill(progress_.started.begin(), progress_.started.end(), false);
+  progress_.finished = progress_.running = 0;
+  progress_.failed = loaded_.nodes.size();
+  limits_ = &limits;
+  while (true) {
+    if (run_next(lock, lane_)) continue;
+    if (progress_.running == 0) break;  // all is done, or what is left comes after a failure
+    changed_.wait(lock);
+  }
+  limits_ = nullptr;
+  if (progress_.failed < loaded_.nodes.size()) status = progress_.status;
+}
+
+// Runs the first node that can start, without the lock; false where there is none.
+bool Context::run_next(std::unique_lock<std::mutex>& lock, Lane& lane) noexcept {
+  std::size_t index = 0;
+  while (index < progress_.failed && (progress_.started[index] || progress_.waits[index] > 0)) ++index;
+  if (limits_ == nullptr || index >= progress_.failed) return false;
+  progress_.started[index] = true;
+  ++progress_.running;
+  const Limits& limits = *limits_;
+  lock.unlock();
+  Status status;
+  run_node(index, limits, lane, status);
+  lock.lock();
+  --progress_.running;
+  if (status.ok()) {
+    for (const int consumer : loaded_.schedule.consumers[index]) --progress_.waits[consumer];
+  } else if (index < progress_.failed) {
+    progress_.failed = index;
+    progress_.status = status;
+  }
+  changed_.notify_all();
+  return true;
+}
+
+void Context::serve_branch(Lane& lane) noexcept {
+  torch_shim().prepare_thread();
+  std::unique_lock lock(mutex_);
+  while (!stopping_)
+    if (!run_next(lock, lane)) changed_.wait(lock);
 }
 
 bool Context::bind_request(std::span<const Tensor> request, Status& status) noexcept {
@@ -132,7 +209,8 @@ bool Context::bind_request(std::span<const Tensor> request, Status& status) noex
   return true;
 }
 
-// Checks a tensor's logical shape against the bounds and against what other tensors said of the same symbols.
+// Checks a tensor's logical shape against the bounds and against what other tensors said of the same symbols. Branches
+// that run at once decide no symbol in common, see schedule.h.
 bool Context::bind_shape(int index, Status& status) noexcept {
   const Plan& plan = loaded_.plan;
   const TensorSpec& spec = plan.tensors[index];
@@ -153,7 +231,7 @@ bool Context::bind_shape(int index, Status& status) noexcept {
                   symbol.name.c_str(), static_cast<long long>(value), static_cast<long long>(symbol.bound));
       return false;
     }
-    std::int64_t& known = symbols_[dim.symbol];
+    const std::int64_t known = symbols_[dim.symbol].load(std::memory_order_relaxed);
     if (known >= 0 && known != value) {
       status.fail(Code::invalid_request, "%s has %s = %lld, but %s has %lld; they must agree", spec.name.c_str(),
                   symbol.name.c_str(), static_cast<long long>(value), plan.tensors[bound_by_[dim.symbol]].name.c_str(),
@@ -161,12 +239,12 @@ bool Context::bind_shape(int index, Status& status) noexcept {
       return false;
     }
     if (known < 0) bound_by_[dim.symbol] = index;
-    known = value;
+    symbols_[dim.symbol].store(value, std::memory_order_relaxed);
   }
   return true;
 }
 
-bool Context::run_node(std::size_t index, const Limits& limits, Status& status) noexcept {
+bool Context::run_node(std::size_t index, const Limits& limits, Lane& lane, Status& status) noexcept {
   const LoadedNode& node = *loaded_.nodes[index];
   if (!reached_device_ && limits.cancelled->load(std::memory_order_relaxed)) {
     status.fail(Code::cancelled, "the caller left before the request started");
@@ -178,11 +256,11 @@ bool Context::run_node(std::size_t index, const Limits& limits, Status& status) 
     if (cpu_[index]) {
       run_cpu(index, status);
     } else {
-      run_aoti(node, limits, status);
+      run_aoti(node, limits, lane, status);
     }
     node.runs.fetch_add(1, std::memory_order_relaxed);
     node.nanoseconds.fetch_add((Clock::now() - started).count(), std::memory_order_relaxed);
-    node.allocations.fetch_add(thread_allocations() - allocated, std::memory_order_relaxed);
+    if (lane.own) node.allocations.fetch_add(thread_allocations() - allocated, std::memory_order_relaxed);
   }
   if (status.ok())
     for (int output : node.spec->outputs)
@@ -204,19 +282,22 @@ void Context::run_cpu(std::size_t index, Status& status) noexcept {
   for (std::size_t i = 0; i < spec.outputs.size(); ++i) tensors_[spec.outputs[i]] = outputs_[index][i];
 }
 
-void Context::run_aoti(const LoadedNode& node, const Limits& limits, Status& status) noexcept {
+void Context::run_aoti(const LoadedNode& node, const Limits& limits, Lane& lane, Status& status) noexcept {
   for (const CheckSpec& spec : node.spec->checks)
     if (!check(spec, status)) return;
   for (const CallSpec& spec : node.spec->calls) {
-    if (wanted(spec) && !call(node, spec, limits, status)) break;
+    if (wanted(spec, lane) && !call(node, spec, limits, lane, status)) break;
   }
-  drop_locals();
+  for (TensorHandle& local : lane.locals) {
+    if (local != nullptr) torch_shim().delete_tensor(local);
+    local = nullptr;
+  }
 }
 
-bool Context::wanted(const CallSpec& spec) const noexcept {
+bool Context::wanted(const CallSpec& spec, const Lane& lane) const noexcept {
   if (spec.when_local >= 0) {
     void* data = nullptr;
-    const TensorHandle local = locals_[spec.when_local].handle;
+    const TensorHandle local = lane.locals[spec.when_local];
     const bool there = local != nullptr && torch_shim().get_data_ptr(local, &data) == 0;
     return (there ? static_cast<const std::uint8_t*>(data)[0] : spec.when_default) == spec.equals;
   }
@@ -272,6 +353,7 @@ bool Context::check_packed(const CheckSpec& spec, Status& status) const noexcept
   const std::int32_t* cu_seqlens = tensor.as<std::int32_t>();
   const std::int64_t rows = tensor.shape[0] - 1;
   const std::int64_t tokens = tensors_[spec.tensor].shape[0];
+  std::int64_t prefix = 0;
   if (cu_seqlens[0] != 0 || cu_seqlens[rows] != tokens) {
     status.fail(Code::invalid_request, "%s must start at 0 and end at the number of tokens, %lld", name,
                 static_cast<long long>(tokens));
@@ -279,25 +361,33 @@ bool Context::check_packed(const CheckSpec& spec, Status& status) const noexcept
   }
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t length = std::int64_t{cu_seqlens[row + 1]} - cu_seqlens[row];
-    if (length < 1 || length > spec.max_length) {
+    if (spec.shared && row == 0) {
+      prefix = length;
+      if (length >= 0 && length < spec.max_length) continue;
+    }
+    if (length < 1 || prefix + length > spec.max_length) {
       status.fail(Code::invalid_request, "%s: row %lld has %lld tokens; it must have from 1 to %lld", name,
-                  static_cast<long long>(row), static_cast<long long>(length), static_cast<long long>(spec.max_length));
+                  static_cast<long long>(row), static_cast<long long>(row ? prefix + length : length),
+                  static_cast<long long>(spec.max_length));
       return false;
     }
   }
   return true;
 }
 
-std::int64_t Context::longest(int cu_seqlens) const noexcept {
-  const std::int32_t* values = tensors_[cu_seqlens].as<std::int32_t>();
-  std::int64_t most = 0;
-  for (std::int64_t i = 1; i < tensors_[cu_seqlens].shape[0]; ++i)
-    most = std::max<std::int64_t>(most, values[i] - values[i - 1]);
+std::int64_t Context::longest(const Operand& iota) const noexcept {
+  const std::int32_t* values = tensors_[iota.index].as<std::int32_t>();
+  const std::int64_t rows = tensors_[iota.index].shape[0] - 1;
+  const std::int64_t end = iota.rows == Operand::Rows::first ? 1 : rows;
+  std::int64_t most = iota.rows == Operand::Rows::first ? 1 : 0;
+  for (std::int64_t i = iota.rows == Operand::Rows::rest ? 1 : 0; i < end; ++i)
+    most = std::max<std::int64_t>(most, values[i + 1] - values[i]);
   return most;
 }
 
 // Runs one package: takes a runner, wraps operands without copying, copies results into this context's buffers.
-bool Context::call(const LoadedNode& node, const CallSpec& spec, const Limits& limits, Status& status) noexcept {
+bool Context::call(const LoadedNode& node, const CallSpec& spec, const Limits& limits, Lane& lane,
+                   Status& status) noexcept {
   const Package& package = *loaded_.packages[spec.package];
   const Clock::time_point patience = reached_device_ ? Clock::time_point::max() : limits.deadline;
   if (!package.pool().acquire(patience)) {
@@ -307,23 +397,23 @@ bool Context::call(const LoadedNode& node, const CallSpec& spec, const Limits& l
   reached_device_ = true;
   std::size_t wrapped = 0;
   for (; wrapped < spec.inputs.size(); ++wrapped) {
-    operands_[wrapped] = wrap(node, spec.inputs[wrapped], package.spec().inputs[wrapped], status);
-    if (operands_[wrapped] == nullptr) break;
+    lane.operands[wrapped] = wrap(node, spec.inputs[wrapped], package.spec().inputs[wrapped], lane, status);
+    if (lane.operands[wrapped] == nullptr) break;
   }
   bool good = wrapped == spec.inputs.size();
   if (!good) {
-    for (std::size_t i = 0; i < wrapped; ++i) torch_shim().delete_tensor(operands_[i]);
+    for (std::size_t i = 0; i < wrapped; ++i) torch_shim().delete_tensor(lane.operands[i]);
   } else {
-    good = package.run(operands_.data(), results_.data(), status);
+    good = package.run(lane.operands.data(), lane.results.data(), status);
   }
   package.pool().release();
   if (!good) return false;
   for (std::size_t i = 0; i < spec.outputs.size(); ++i)
-    good = take(spec.outputs[i], package.spec().outputs[i], results_[i], status) && good;
+    good = take(spec.outputs[i], package.spec().outputs[i], lane.results[i], lane, status) && good;
   return good;
 }
 
-TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const PackagePort& port,
+TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const PackagePort& port, const Lane& lane,
                            Status& status) noexcept {
   const TorchShim& torch = torch_shim();
   std::int64_t sizes[kMaxRank] = {};
@@ -343,7 +433,7 @@ TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const
       break;
     }
     case Operand::Kind::iota:
-      sizes[0] = longest(operand.index);
+      sizes[0] = longest(operand);
       data = const_cast<std::int32_t*>(node.iota.data());
       break;
     case Operand::Kind::count:
@@ -371,7 +461,7 @@ TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const
       break;
     }
     case Operand::Kind::local: {
-      const TensorHandle local = locals_[operand.index].handle;
+      const TensorHandle local = lane.locals[operand.index];
       for (int i = 0; i < rank; ++i) torch.get_size(local, i, &sizes[i]);
       torch.get_data_ptr(local, &data);
       break;
@@ -386,7 +476,7 @@ TensorHandle Context::wrap(const LoadedNode& node, const Operand& operand, const
 }
 
 bool Context::expected(const Dim& dim, std::int64_t size, const char* name, Status& status) noexcept {
-  const std::int64_t value = dim.symbol < 0 ? 0 : symbols_[dim.symbol];
+  const std::int64_t value = dim.symbol < 0 ? 0 : symbols_[dim.symbol].load(std::memory_order_relaxed);
   if (value < 0 || value + dim.add == size) return true;
   status.fail(Code::internal, "the package gave %s with size %lld where %lld was planned", name,
               static_cast<long long>(size), static_cast<long long>(value + dim.add));
@@ -394,7 +484,8 @@ bool Context::expected(const Dim& dim, std::int64_t size, const char* name, Stat
 }
 
 // Checks what a package returned, then keeps it as a local or copies it into a buffer. Owns the handle.
-bool Context::take(const Operand& operand, const PackagePort& port, TensorHandle handle, Status& status) noexcept {
+bool Context::take(const Operand& operand, const PackagePort& port, TensorHandle handle, Lane& lane,
+                   Status& status) noexcept {
   const TorchShim& torch = torch_shim();
   const int rank = static_cast<int>(port.shape.size());
   std::int64_t dims = 0;
@@ -426,20 +517,13 @@ bool Context::take(const Operand& operand, const PackagePort& port, TensorHandle
     }
   }
   if (good && operand.kind == Operand::Kind::local) {
-    TensorHandle& local = locals_[operand.index].handle;
+    TensorHandle& local = lane.locals[operand.index];
     if (local != nullptr) torch.delete_tensor(local);
     local = handle;
     return true;
   }
   torch.delete_tensor(handle);
   return good;
-}
-
-void Context::drop_locals() noexcept {
-  for (Local& local : locals_) {
-    if (local.handle != nullptr) torch_shim().delete_tensor(local.handle);
-    local.handle = nullptr;
-  }
 }
 
 }  // namespace dagserve

@@ -56,7 +56,9 @@ constexpr dagserve_cpu_node kNodes[] = {
     builtin<make_encode_rerank_node>("encode_rerank"),
     builtin<make_encode_tensors_node>("encode_tensors"),
     builtin<make_encode_sequences_node>("encode_sequences"),
+    builtin<make_encode_classes_node>("encode_classes"),
     builtin<make_catalog_node>("catalog"),
+    builtin<make_share_prefix_node>("share_prefix"),
 };
 constexpr dagserve_library kLibrary = {DAGSERVE_NODE_ABI, std::size(kNodes), kNodes};
 

@@ -17,7 +17,9 @@ std::unique_ptr<CpuNode> make_encode_embeddings_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_rerank_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_tensors_node(const Config& config);
 std::unique_ptr<CpuNode> make_encode_sequences_node(const Config& config);
+std::unique_ptr<CpuNode> make_encode_classes_node(const Config& config);
 std::unique_ptr<CpuNode> make_catalog_node(const Config& config);
+std::unique_ptr<CpuNode> make_share_prefix_node(const Config& config);
 
 // The node of that name: dagserve's own where `library` is empty, otherwise of the shared library at that path, which
 // stays loaded. Throws std::invalid_argument where there is none, std::runtime_error where the library is of no use.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ctime>
 #include <stdexcept>
 
 #include "allocations.h"
@@ -64,6 +65,7 @@ void Runtime::load() {
     for (const PackageSpec& spec : plan.packages)
       loaded_.packages.push_back(std::make_unique<Package>(plan, spec, *loaded_.weights));
   }
+  loaded_.schedule = make_schedule(plan);
   for (const NodeSpec& spec : plan.nodes) {
     auto node = std::make_unique<LoadedNode>();
     node->spec = &spec;
@@ -188,11 +190,12 @@ int Runtime::endpoint(std::string_view name) const noexcept {
   return found == endpoints_.end() ? -1 : static_cast<int>(found - endpoints_.begin());
 }
 
-void Runtime::set_body(Slot& slot, int endpoint, std::string_view body) noexcept {
+void Runtime::set_body(Slot& slot, int endpoint, std::string_view body, std::string_view request_id) noexcept {
   std::memcpy(slot.body.get(), body.data(), body.size());
   std::memset(slot.body.get() + body.size(), 0, kBodyPadding);
   slot.body_bytes = body.size();
   slot.endpoint = endpoint;
+  slot.request_id_bytes = request_id.copy(slot.request_id.data(), slot.request_id.size());
 }
 
 Ticket Runtime::start(Slot& slot, double deadline_s, bool blocking) noexcept {
@@ -326,8 +329,27 @@ bool Runtime::cancel(Ticket ticket) noexcept {
 void Runtime::decode(Slot& slot, RequestDecoder& decoder) noexcept {
   const Clock::time_point started = Clock::now();
   decoder.decode(slot.endpoint, {slot.body.get(), slot.body_bytes}, slot.inputs, slot.status);
+  if (slot.status.ok() && slot.request_id_bytes > 0) identify(slot);
   decoded_.fetch_add(1, std::memory_order_relaxed);
   decode_nanoseconds_.fetch_add((Clock::now() - started).count(), std::memory_order_relaxed);
+}
+
+// Fills what the service knows of a request: inputs of these names that the body left out.
+void Runtime::identify(Slot& slot) noexcept {
+  const Plan& plan = loaded_.plan;
+  for (std::size_t i = 0; i < plan.inputs.size(); ++i) {
+    Tensor& tensor = slot.inputs[i];
+    if (tensor.present || tensor.rank != 0) continue;
+    if (plan.inputs[i].name == "created" && tensor.dtype == Dtype::i64) {
+      tensor.as<std::int64_t>()[0] = std::time(nullptr);
+      tensor.present = true;
+    } else if (plan.inputs[i].name == "request_id" && tensor.dtype == Dtype::text) {
+      tensor.offsets[0] = 0;
+      tensor.offsets[1] = std::min(tensor.capacity, static_cast<std::int64_t>(slot.request_id_bytes));
+      std::memcpy(tensor.data, slot.request_id.data(), static_cast<std::size_t>(tensor.offsets[1]));
+      tensor.present = true;
+    }
+  }
 }
 
 void Runtime::serve_context(Context& context, RequestDecoder& decoder) noexcept {

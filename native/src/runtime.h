@@ -4,6 +4,7 @@
 // Every request that leaves `filling` ends in exactly one completion.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -21,6 +22,8 @@
 
 namespace dagserve {
 
+constexpr std::size_t kLongestRequestId = 128;
+
 // One request: its inputs and response at capacity, reused for ever.
 struct Slot {
   enum class State : std::uint8_t { free, filling, waiting, admitted, running, done };
@@ -29,6 +32,8 @@ struct Slot {
   std::unique_ptr<char[]> body;  // JSON that a context decodes into the inputs; with kBodyPadding behind it
   std::size_t body_bytes = 0;
   int endpoint = -1;  // whose body it is; -1: the inputs are filled already
+  std::array<char, kLongestRequestId> request_id;
+  std::size_t request_id_bytes = 0;  // 0: the request has none, and no time of arrival either
   Tensor response;
   Status status;
   State state = State::free;
@@ -96,8 +101,10 @@ class Runtime {
   void abandon(Slot& slot) noexcept;
   // The endpoint of that name, or -1.
   int endpoint(std::string_view name) const noexcept;
-  // Gives a slot a body of at most body_limit(plan()) bytes; a context decodes it.
-  void set_body(Slot& slot, int endpoint, std::string_view body) noexcept;
+  // Gives a slot a body of at most body_limit(plan()) bytes; a context decodes it. With a request id, of which the
+  // first kLongestRequestId bytes count, absent inputs called `request_id` (text) and `created` (i64) become the id and
+  // the seconds since 1970.
+  void set_body(Slot& slot, int endpoint, std::string_view body, std::string_view request_id) noexcept;
   // Starts a filled slot.
   Ticket start(Slot& slot, double deadline_s, bool blocking) noexcept;
   // Blocks until a slot started with `blocking` is done.
@@ -132,6 +139,7 @@ class Runtime {
   void make_slots();
   void serve_context(Context& context, RequestDecoder& decoder) noexcept;
   void decode(Slot& slot, RequestDecoder& decoder) noexcept;
+  void identify(Slot& slot) noexcept;
   void watch_deadlines() noexcept;
   Clock::time_point expire(Clock::time_point now) noexcept;
   void expire_one(Slot& slot, Code code, const char* message) noexcept;

@@ -42,8 +42,10 @@ struct InputSpec {
 struct Operand {
   enum class Kind : std::uint8_t { tensor, local, iota, count, scalar, row } kind = Kind::tensor;
   int index = -1;  // tensor, row or local; iota: the cu_seqlens tensor; count, scalar: the value, -1 for the default
-  int ends = -1;   // row: the i32 tensor of where rows end
-  int row = 0;     // row: which, from element `row` of `ends` to the next
+  // iota: whose longest length it has; `first` is at least 1, of row 0 of packed tokens with a shared prefix
+  enum class Rows : std::uint8_t { all, first, rest } rows = Rows::all;
+  int ends = -1;           // row: the i32 tensor of where rows end
+  int row = 0;             // row: which, from element `row` of `ends` to the next
   std::int64_t bound = 0;  // iota: longest length; count: the value where the tensor is absent
   int at_most = -1;        // count: the tensor that limits a default, -1 for `at_most_default`
   std::int64_t at_most_default = INT64_MAX;
@@ -65,6 +67,7 @@ struct CheckSpec {
   int tensor = -1;  // packed: tokens
   int other = -1;   // at_most: the i64 scalar that `tensor` may not exceed
   int cu_seqlens = -1;
+  bool shared = false;  // packed: row 0 is a prefix of all others, and may be empty
   std::int64_t max_length = 0;
   std::int64_t low = 0;
   std::int64_t high = 0;
