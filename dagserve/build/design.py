@@ -158,6 +158,7 @@ def _weight_step(name: str, group: list[tuple[NodeBuild, PackageSpec]], precisio
     source = first.sources[package.weights]
     job = {
         "step": "weights",
+        "name": name,
         "config": dict(source.config),
         "mapping": first.spec.mapping if package.weights == CHECKPOINT else "",
         "modules": [{"name": b.package_name(p), "module": p.module, "arguments": dict(p.arguments)} for b, p in group],

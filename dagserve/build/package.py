@@ -190,7 +190,8 @@ def check_outputs(
             given = f"{tensor.dtype}{list(tensor.shape)}"
             raise BuildError(f"{where}: {port['name']} is {given}, declared as {port['type']}; make them agree")
         if not tensor.is_contiguous():
-            raise BuildError(f"{where}: {port['name']} is not contiguous in memory; end forward with .contiguous()")
+            copied = ".clone(memory_format=torch.contiguous_format)"
+            raise BuildError(f"{where}: {port['name']} is not contiguous in memory; end forward with {copied}")
 
 
 def _bind(job: Mapping[str, Any]) -> Any:

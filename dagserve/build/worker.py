@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,10 @@ def run_job(job: Mapping[str, Any], channel: IO[str]) -> int:
         return 1
     except (DagserveError, ValueError) as error:
         say(error=str(error), kind="BuildError")
+        return 1
+    except Exception as error:  # a module of the user's may raise anything, the compiler nearly so
+        traceback.print_exc()
+        say(error=f"{job['name']}: {type(error).__name__}: {error}", kind="BuildError")
         return 1
     say(done=True)
     return 0
