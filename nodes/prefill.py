@@ -168,7 +168,7 @@ class Embed:
             raise CheckpointError(
                 f"dimensions is {options['dimensions']}; the model's vectors have {config['hidden_size']}: lower it"
             )
-        arguments = {"config": dict(config), "precision": precision, "operators": dict(operators)}
+        arguments: dict[str, Any] = {"config": dict(config), "precision": precision, "operators": dict(operators)}
         arguments |= {name: options[name] for name in ("dimensions", "pool", "normalize")}
         arguments |= {"shared_prefix": _is_shared(options)}
         embeddings = Port.of("embeddings", f"f32[B,{options['dimensions']}]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -153,14 +154,35 @@ def test_completions_and_beams_over_http(tmp_path: Path, tiny_model: Path, build
                                             "max_tokens": 4, "temperature": 1.0, "model": "suggest"}),
         ("beams", "/generate", {"text": "yes", "sampling_params": {"beam_width": 4, "n": 2, "max_new_tokens": 4}}),
     ):  # fmt: skip
-        changes = (("endpoint: generate", f"endpoint: {style}"), (tokenizer[0], tokenizer[1].replace("STYLE", style)))
+        changes = [("endpoint: generate", f"endpoint: {style}"), (tokenizer[0], tokenizer[1].replace("STYLE", style))]
+        if style == "completions":
+            served = (
+                "  request_id: {type: text, optional: true, max_bytes: 128}\n  created: {type: i64, optional: true}\n"
+            )
+            changes += [
+                ("inputs:\n  prompts", f"inputs:\n{served}  prompts"),
+                (
+                    "return_scores: return_scores",
+                    "return_scores: return_scores\n      request_id: request_id\n      created: created",
+                ),
+            ]
         folder = tmp_path / style
         folder.mkdir()
         made = compiled(folder, tiny_model, build_cache, *changes)
         with Engine.load(made) as engine, serving(engine) as client:
             reply = client.post(path, json=body)
             assert reply.status_code == 200, reply.text
-            assert reply.content == ReferenceRuntime(made).run_body(json.dumps(body).encode())
+            reference = json.loads(ReferenceRuntime(made).run_body(json.dumps(body).encode()))
+            if style == "completions":
+                named = client.post(path, json=body, headers={"X-Request-Id": "x" * 129}), reply
+                ids = [r.json()["id"].removeprefix("cmpl-") for r in named]
+                assert ids == [r.headers["X-Request-Id"] for r in named]
+                assert ids[0] != ids[1]
+                assert 0 <= time.time() - reply.json()["created"] < 60
+                refused = client.post(path, json={**body, "created": 1})
+                assert refused.json()["error"]["message"].startswith("unknown field 'created'")
+                reference |= {key: reply.json()[key] for key in ("id", "created")}
+            assert reply.json() == reference
             if style == "completions":
                 assert [c["index"] for c in reply.json()["choices"]] == [0, 1, 2, 3]
                 wrong = client.post(path, json={**body, "max_tokens": 9})

@@ -67,7 +67,7 @@ def test_a_head_over_the_pooled_hidden_state(tmp_path: Path, tiny_model: Path, b
 
 def test_a_sequence_classification_model(tmp_path: Path, build_cache: BuildCache) -> None:
     """Its own ``score.weight`` and transformers' logits; a pad token is what makes transformers take the last one."""
-    config = Qwen3Config(**SIZES, head_dim=32, num_labels=3, pad_token_id=0)
+    config = Qwen3Config(**{**SIZES, "head_dim": 32, "num_labels": 3, "pad_token_id": 0})
     torch.manual_seed(0)
     model: Any = AutoModelForSequenceClassification.from_config(config).eval()  # type: ignore[no-untyped-call]
     for parameter in model.parameters():
