@@ -23,7 +23,7 @@ from dagserve.tokenizer.hashing import EMPTY, table
 from dagserve.tokenizer.pattern import PatternError, Scanner, compile_pattern
 from dagserve.tokenizer.unicode import CODE_POINTS, character_set, normalization
 
-MAGIC, VERSION = b"DAGTOKEN", 6
+MAGIC, VERSION = b"DAGTOKEN", 7
 BLOCK = 128
 """Code points a block of a two-level table."""
 

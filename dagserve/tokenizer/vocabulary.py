@@ -15,8 +15,8 @@ from dagserve.tokenizer.document import TokenizerSpec, fallback_token, unsupport
 from dagserve.tokenizer.hashing import EMPTY, place, spread, table
 from dagserve.tokenizer.unicode import CODE_POINTS
 
-SHORT = 16
-"""Pieces up to so many bytes are compared inside their slot; longer ones by their text."""
+SHORT, LONG = 12, 15
+"""Pieces up to so many bytes are compared inside their slot; longer ones by their text, and marked as long."""
 
 FLAG_SHIFT = 30
 """Where the flags of a character are in its entry."""
@@ -177,11 +177,11 @@ def ranked_by_id(spec: TokenizerSpec) -> bool:
 
 
 def pieces(spec: TokenizerSpec, own: Set[int]) -> tuple[npt.NDArray[np.uint32], bytes]:
-    """Whole pieces that are one token: slots of ``(text or hash: 4 words, bytes, id)``, and the text of long ones.
+    """Whole pieces that are one token: slots of ``(text or hash: 2 words, word, id << 4 | bytes)``.
 
     A token is among them where the merges make just it of its text, or where the tokenizer ignores merges. The key of a
     piece of up to :data:`SHORT` bytes is its text, padded with zeros; of a longer one :func:`hash_text` and where its
-    text is. ``own`` are the tokens that the merges make of their own text.
+    text is in the second value, behind its bytes. ``own`` are the tokens that the merges make of their own text.
     """
     found = {text: index for text, index in _texts(spec).items() if text}
     if not spec.ignore_merges:
@@ -189,13 +189,13 @@ def pieces(spec: TokenizerSpec, own: Set[int]) -> tuple[npt.NDArray[np.uint32], 
     rows, keys, long = [], [], bytearray()
     for text, index in found.items():
         if len(text) <= SHORT:
-            low, high = _words(text)
+            size, low, high = len(text), *_words(text)
         else:
-            low, high = hash_text(text), len(long)
-            long += text
-        rows.append((low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF, high >> 32, len(text), index))
-        keys.append(piece_key(low, high if len(text) <= SHORT else 0, len(text)))
-    laid = np.array(rows, dtype="<u4").reshape(-1, 6)
+            size, low, high = LONG, hash_text(text), len(long)
+            long += len(text).to_bytes(4, "little") + text
+        rows.append((low & 0xFFFFFFFF, low >> 32, high, index << 4 | size))
+        keys.append(piece_key(low, 0 if size == LONG else high, size))
+    laid = np.array(rows, dtype="<u4").reshape(-1, 4)
     return table(np.array(keys, dtype=np.uint64), laid), bytes(long)
 
 

@@ -275,18 +275,8 @@ void encode_symbols(const Tables& tables, std::uint32_t* ids, std::size_t count,
   }
 }
 
-}  // namespace
-
-std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
-  return piece_bytes <= kShortTokens ? 0 : sizeof(std::uint32_t) * (3 * piece_bytes + 2 * std::bit_ceil(piece_bytes));
-}
-
-void encode_piece(const Tables& tables, std::string_view piece, std::span<std::byte> workspace, TokenSink& sink) {
-  // Text of wide characters is cut first: of its long pieces few are one token.
-  const bool cut_first =
-      piece.size() > kShortWide && static_cast<unsigned char>(piece[0]) >= 0xC2 && tables.options().ignore_merges == 0;
-  if (!cut_first)
-    if (const std::uint32_t whole = tables.piece(piece); whole != kNoToken) return sink.push(whole);
+// A piece that is not one token.
+void encode_parts(const Tables& tables, std::string_view piece, std::span<std::byte> workspace, TokenSink& sink) {
   if (piece.size() <= kShortPiece) {
     std::uint32_t ids[kShortPiece];
     const std::size_t count = Symbols(tables, ids).read(piece);
@@ -295,6 +285,35 @@ void encode_piece(const Tables& tables, std::string_view piece, std::span<std::b
   auto* const ids = reinterpret_cast<std::uint32_t*>(workspace.data());
   const std::size_t count = Symbols(tables, ids).read(piece);
   encode_symbols(tables, ids, count, ids + piece.size(), sink);
+}
+
+}  // namespace
+
+std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
+  return piece_bytes <= kShortTokens ? 0 : sizeof(std::uint32_t) * (3 * piece_bytes + 2 * std::bit_ceil(piece_bytes));
+}
+
+void PieceQueue::add(std::string_view piece, const char* end) {
+  if (count_ == kMost) flush();
+  Waiting& added = waiting_[count_++];
+  added.piece = piece;
+  // Text of wide characters is cut first: of its long pieces few are one token.
+  added.probed =
+      piece.size() <= kShortWide || static_cast<unsigned char>(piece[0]) < 0xC2 || tables_.options().ignore_merges != 0;
+  if (!added.probed) return;
+  added.place = tables_.place(piece, end);
+  tables_.prefetch(added.place);
+}
+
+void PieceQueue::flush() {
+  for (const Waiting& next : std::span(waiting_, count_)) {
+    const std::uint32_t whole = next.probed ? tables_.piece(next.piece, next.place) : kNoToken;
+    if (whole != kNoToken)
+      sink_.push(whole);
+    else
+      encode_parts(tables_, next.piece, workspace_, sink_);
+  }
+  count_ = 0;
 }
 
 }  // namespace dagserve

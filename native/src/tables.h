@@ -81,6 +81,13 @@ struct Character {
   std::uint32_t flags = 0;
 };
 
+// What is compared of a piece, up to 12 bytes of its text or the hash of a longer one, and its first slot.
+struct PiecePlace {
+  std::uint64_t low;
+  std::uint32_t high, bytes;
+  std::uint64_t slot;
+};
+
 // A step of normalizing or pre-tokenizing.
 struct Step {
   StepKind kind;
@@ -137,7 +144,10 @@ class Tables {
     const unsigned fine = coarse << 6 | low(at + 1);
     return (partial_joins_[kCoarseJoins + fine / 8] >> fine % 8 & 1) != 0;
   }
-  std::uint32_t piece(std::string_view text) const;  // the token that a whole piece is, or kNoToken
+  // Where a whole piece may be found. `end` is that of the memory that may be read behind it.
+  PiecePlace place(std::string_view piece, const char* end) const;
+  void prefetch(const PiecePlace& place) const { __builtin_prefetch(pieces_.slots + place.slot); }
+  std::uint32_t piece(std::string_view text, const PiecePlace& place) const;  // the token that it is, or kNoToken
 
   // Whether a token may span the place between two characters of several bytes. Where none does, each side merges
   // alone.
@@ -193,9 +203,11 @@ class Tables {
     std::uint32_t first, second, third, id;
   };
   struct PieceSlot {
-    std::uint32_t words[4];
-    std::uint32_t bytes, id;
+    std::uint64_t low;
+    std::uint32_t high;
+    std::uint32_t id_bytes;  // the id above the bytes in 4 bits, all ones for a long piece
   };
+  static constexpr std::uint32_t kLong = 15;
   // Open addressing with linear probing; dagserve/tokenizer/hashing.py lays it out.
   template <class Slot>
   struct Hashed {
@@ -214,6 +226,7 @@ class Tables {
   template <class Slot>
   Hashed<Slot> hashed(Section section) const;
   void read();
+  bool is_long_piece(std::size_t offset, std::string_view text) const;
 
   SectionFile file_;
   const Options* options_ = nullptr;
