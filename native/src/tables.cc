@@ -93,7 +93,8 @@ void Tables::read() {
   byte_tokens_ = byte_tokens.data();
   long_pieces_ = section(Section::long_pieces);
   characters_ = TwoLevel<std::uint32_t>(section(Section::characters).data());
-  merges_ = hashed<MergeSlot>(Section::merges);
+  merges_ = hashed<std::uint64_t>(Section::merges);
+  merged_ = array<std::uint32_t>(Section::merged).data();
   const auto filter = array<std::uint8_t>(Section::merge_filter);
   consistent(std::has_single_bit(filter.size()));
   filter_ = filter.data();
@@ -110,8 +111,9 @@ void Tables::read() {
   pieces_ = hashed<PieceSlot>(Section::pieces);
 }
 
-PiecePlace Tables::place(std::string_view piece, const char* end) const {
-  PiecePlace place{0, 0, kLong, 0};
+void Tables::locate(std::string_view piece, const char* end, PiecePlace& place) const {
+  place.high = 0;
+  place.bytes = kLong;
   if (piece.size() > kShortPiece) {
     place.low = hash_text(piece);
   } else {
@@ -127,7 +129,7 @@ PiecePlace Tables::place(std::string_view piece, const char* end) const {
     }
   }
   place.slot = pieces_.first(piece_key(place.low, place.high, place.bytes));
-  return place;
+  __builtin_prefetch(pieces_.slots + place.slot);
 }
 
 std::uint32_t Tables::piece(std::string_view text, const PiecePlace& place) const {
