@@ -23,7 +23,7 @@ from dagserve.tokenizer.hashing import EMPTY, table
 from dagserve.tokenizer.pattern import PatternError, Scanner, compile_pattern
 from dagserve.tokenizer.unicode import CODE_POINTS, character_set, normalization
 
-MAGIC, VERSION = b"DAGTOKEN", 6
+MAGIC, VERSION = b"DAGTOKEN", 7
 BLOCK = 128
 """Code points a block of a two-level table."""
 
@@ -55,7 +55,8 @@ class Section(IntEnum):
     PAIRS = 21
     TRIPLES = 22
     PARTIAL_JOINS = 23
-    SCANNERS = 24
+    MERGED = 24
+    SCANNERS = 25
     """The first of as many as there are."""
 
 
@@ -77,6 +78,7 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
     steps = (*spec.normalizers, *spec.transforms, *spec.splits)
     records, texts, scanners = _steps(steps)
     known = vocabulary.characters(spec)
+    merges, made = vocabulary.merges(spec)
     own = vocabulary.made_whole(tokenizer_json, spec)
     short, long = vocabulary.pieces(spec, own)
     normalized = _normalized_texts(spec, tokenizer_json)
@@ -84,7 +86,7 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
         Section.OPTIONS: _options(spec),
         Section.BYTE_TOKENS: vocabulary.byte_tokens(spec).tobytes(),
         Section.CHARACTERS: two_level(known)[0],
-        Section.MERGES: vocabulary.merges(spec).tobytes(),
+        Section.MERGES: merges.tobytes(),
         Section.PIECES: short.tobytes(),
         Section.LONG_PIECES: long,
         Section.STEPS: records.tobytes(),
@@ -102,6 +104,7 @@ def table_file(spec: TokenizerSpec, tokenizer_json: bytes) -> bytes:
         Section.PAIRS: vocabulary.pairs(spec, known).tobytes(),
         Section.TRIPLES: vocabulary.triples(spec, known, own).tobytes(),
         Section.PARTIAL_JOINS: vocabulary.partial_joins(spec),
+        Section.MERGED: made.tobytes(),
     }
     sections |= {Section.SCANNERS + i: _scanner(scanner) for i, scanner in enumerate(scanners)}
     return section_file(MAGIC, VERSION, [sections[i] for i in range(len(sections))])

@@ -15,14 +15,14 @@ from dagserve.tokenizer.document import TokenizerSpec, fallback_token, unsupport
 from dagserve.tokenizer.hashing import EMPTY, place, spread, table
 from dagserve.tokenizer.unicode import CODE_POINTS
 
-SHORT = 16
-"""Pieces up to so many bytes are compared inside their slot; longer ones by their text."""
+SHORT, LONG = 12, 15
+"""Pieces up to so many bytes are compared inside their slot; longer ones by their text, and marked as long."""
 
 FLAG_SHIFT = 30
 """Where the flags of a character are in its entry."""
 
 ID_BITS = 21
-"""Bits of a token's id in a slot of :func:`pairs`."""
+"""Bits of a token's id, and of a rank, in a slot of :func:`packed`."""
 
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 _MASK = (1 << 64) - 1
@@ -81,13 +81,31 @@ def partial_joins(spec: TokenizerSpec) -> bytes:
     return coarse.tobytes() + np.packbits(found, axis=2, bitorder="little").tobytes()
 
 
-def merges(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
-    """Slots of ``(left, right, rank, id)``; the last rank counts where a pair stands twice."""
-    ranks = {pair: rank for rank, pair in enumerate(spec.merges)}
-    vocab = spec.vocab
-    rows = [(vocab[a], vocab[b], rank, vocab[a + b]) for (a, b), rank in ranks.items()]
-    laid = np.array(rows, dtype="<u4").reshape(-1, 4)
-    return table(laid[:, 0].astype(np.uint64) << np.uint64(32) | laid[:, 1], laid)
+def merges(spec: TokenizerSpec) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
+    """All merges, :func:`packed` with their ranks, and the token that each rank makes.
+
+    Where ranks are in the order of ids, ids stand for them, and no list is needed. The last rank counts where a pair
+    stands twice.
+
+    Raises:
+        CheckpointError: there are more than 2 ** 21 merges.
+    """
+    if len(spec.merges) >= 1 << ID_BITS:
+        raise unsupported(f"{len(spec.merges)} merges, more than {(1 << ID_BITS) - 1},")
+    vocab, by_id = spec.vocab, ranked_by_id(spec)
+    made = [vocab[left + right] for left, right in spec.merges]
+    values = {(vocab[a], vocab[b]): made[rank] if by_id else rank for rank, (a, b) in enumerate(spec.merges)}
+    return packed(values), np.array([] if by_id else made, dtype="<u4")
+
+
+def packed(values: Mapping[tuple[int, int], int]) -> npt.NDArray[np.uint64]:
+    """Slots of ``left << 42 | right << 21 | value``, all ones where free, laid out by what is above the value."""
+    keys = np.array([left << ID_BITS | right for left, right in values], dtype=np.uint64)
+    slots = place(keys)
+    laid = np.full(len(slots), (1 << 64) - 1, dtype="<u8")
+    rows = keys << np.uint64(ID_BITS) | np.array([*values.values()], dtype=np.uint64)
+    laid[slots >= 0] = rows[slots[slots >= 0]]
+    return laid
 
 
 def merge_filter(spec: TokenizerSpec) -> bytes:
@@ -95,8 +113,8 @@ def merge_filter(spec: TokenizerSpec) -> bytes:
 
     Most pairs of tokens do not merge; a bit of a table that stays in a near cache says so for most of them.
     """
-    ids = np.array([(spec.vocab[a], spec.vocab[b]) for a, b in spec.merges], dtype=np.uint64).reshape(-1, 2)
-    return _filter(ids[:, 0] << np.uint64(32) | ids[:, 1], 3)
+    keys = [spec.vocab[a] << ID_BITS | spec.vocab[b] for a, b in spec.merges]
+    return _filter(np.array(keys, dtype=np.uint64), 3)
 
 
 def _filter(keys: npt.NDArray[np.uint64], least_bits: int) -> bytes:
@@ -132,7 +150,7 @@ def neighbor_filter(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> bytes
 
 
 def pairs(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
-    """The merges of two characters of several bytes: slots of ``left << 42 | right << 21 | id``, all ones where free.
+    """The merges of two characters of several bytes, :func:`packed` with the tokens that they make.
 
     ``known`` are the :func:`characters`.
 
@@ -144,13 +162,7 @@ def pairs(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> npt.NDArray[np.
     entries = known[0x80:]
     wide = {int(i) & ((1 << FLAG_SHIFT) - 1) for i in entries[entries != EMPTY]}
     made = {(spec.vocab[a], spec.vocab[b]): spec.vocab[a + b] for a, b in spec.merges}
-    found = [(left << ID_BITS | right, index) for (left, right), index in made.items() if {left, right} <= wide]
-    keys = np.array([key for key, _ in found], dtype=np.uint64)
-    slots = place(keys)
-    laid = np.full(len(slots), (1 << 64) - 1, dtype="<u8")
-    values = keys << np.uint64(ID_BITS) | np.array([index for _, index in found], dtype=np.uint64)
-    laid[slots >= 0] = values[slots[slots >= 0]]
-    return laid
+    return packed({pair: index for pair, index in made.items() if wide.issuperset(pair)})
 
 
 def triples(spec: TokenizerSpec, known: npt.NDArray[np.uint32], own: Set[int]) -> npt.NDArray[np.uint32]:
@@ -177,11 +189,11 @@ def ranked_by_id(spec: TokenizerSpec) -> bool:
 
 
 def pieces(spec: TokenizerSpec, own: Set[int]) -> tuple[npt.NDArray[np.uint32], bytes]:
-    """Whole pieces that are one token: slots of ``(text or hash: 4 words, bytes, id)``, and the text of long ones.
+    """Whole pieces that are one token: slots of ``(text or hash: 2 words, word, id << 4 | bytes)``.
 
     A token is among them where the merges make just it of its text, or where the tokenizer ignores merges. The key of a
     piece of up to :data:`SHORT` bytes is its text, padded with zeros; of a longer one :func:`hash_text` and where its
-    text is. ``own`` are the tokens that the merges make of their own text.
+    text is in the second value, behind its bytes. ``own`` are the tokens that the merges make of their own text.
     """
     found = {text: index for text, index in _texts(spec).items() if text}
     if not spec.ignore_merges:
@@ -189,13 +201,13 @@ def pieces(spec: TokenizerSpec, own: Set[int]) -> tuple[npt.NDArray[np.uint32], 
     rows, keys, long = [], [], bytearray()
     for text, index in found.items():
         if len(text) <= SHORT:
-            low, high = _words(text)
+            size, low, high = len(text), *_words(text)
         else:
-            low, high = hash_text(text), len(long)
-            long += text
-        rows.append((low & 0xFFFFFFFF, low >> 32, high & 0xFFFFFFFF, high >> 32, len(text), index))
-        keys.append(piece_key(low, high if len(text) <= SHORT else 0, len(text)))
-    laid = np.array(rows, dtype="<u4").reshape(-1, 6)
+            size, low, high = LONG, hash_text(text), len(long)
+            long += len(text).to_bytes(4, "little") + text
+        rows.append((low & 0xFFFFFFFF, low >> 32, high, index << 4 | size))
+        keys.append(piece_key(low, 0 if size == LONG else high, size))
+    laid = np.array(rows, dtype="<u4").reshape(-1, 4)
     return table(np.array(keys, dtype=np.uint64), laid), bytes(long)
 
 

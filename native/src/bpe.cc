@@ -77,13 +77,13 @@ class Symbols {
 // reduction without branches finds the lowest rank and, of equal ones, the leftmost.
 class ShortPiece {
  public:
-  // `wide`: all are characters of several bytes.
+  // `wide`: all are characters of several bytes, and ranks are in the order of ids.
   ShortPiece(const Tables& tables, std::uint32_t* ids, std::size_t count, bool wide)
-      : tables_(tables), ids_(ids), count_(count), by_id_(tables.options().ranked_by_id != 0) {
+      : tables_(tables), ids_(ids), count_(count) {
     for (std::size_t i = 0; i < count_; ++i) {
       next_[i] = static_cast<std::uint8_t>(i + 1);
       previous_[i] = static_cast<std::uint8_t>(i - 1);
-      if (wide && by_id_)
+      if (wide)
         look_up_pair(i);
       else
         look_up(i);
@@ -112,20 +112,18 @@ class ShortPiece {
   void look_up(std::size_t i) {
     keys_[i] = kNone;
     if (next_[i] >= count_) return;
-    const Merge merge = tables_.merge(ids_[i], ids_[next_[i]]);
-    if (merge.rank == kNoRank) return;
-    keys_[i] = static_cast<std::int32_t>((by_id_ ? merge.id : merge.rank) * kShortTokens + i);
-    made_[i] = merge.id;
+    const std::uint32_t rank = tables_.merge(ids_[i], ids_[next_[i]]);
+    if (rank != kNoRank) keys_[i] = static_cast<std::int32_t>(rank * kShortTokens + i);
   }
 
   void look_up_pair(std::size_t i) {
-    made_[i] = i + 1 < count_ ? tables_.pair(ids_[i], ids_[i + 1]) : kNoToken;
-    keys_[i] = made_[i] == kNoToken ? kNone : static_cast<std::int32_t>(made_[i] * kShortTokens + i);
+    const std::uint32_t made = i + 1 < count_ ? tables_.pair(ids_[i], ids_[i + 1]) : kNoToken;
+    keys_[i] = made == kNoToken ? kNone : static_cast<std::int32_t>(made * kShortTokens + i);
   }
 
   void merge(std::size_t i) {
     const std::size_t gone = next_[i];
-    ids_[i] = made_[i];
+    ids_[i] = tables_.merged(static_cast<std::uint32_t>(keys_[i]) / kShortTokens);
     next_[i] = next_[gone];
     if (next_[gone] < count_) previous_[next_[gone]] = static_cast<std::uint8_t>(i);
     keys_[gone] = kNone;
@@ -136,9 +134,7 @@ class ShortPiece {
   const Tables& tables_;
   std::uint32_t* ids_;
   std::size_t count_;
-  bool by_id_;
   std::int32_t keys_[kShortTokens];
-  std::uint32_t made_[kShortTokens];
   std::uint8_t next_[kShortTokens];
   std::uint8_t previous_[kShortTokens];
 };
@@ -199,12 +195,12 @@ class LongPiece {
 
  private:
   std::uint32_t rank(std::uint32_t i) const {
-    return next_[i] < count_ ? tables_.merge(ids_[i], ids_[next_[i]]).rank : kNoRank;
+    return next_[i] < count_ ? tables_.merge(ids_[i], ids_[next_[i]]) : kNoRank;
   }
 
   void merge(std::uint32_t i) {
     const std::uint32_t gone = next_[i];
-    ids_[i] = tables_.merge(ids_[i], ids_[gone]).id;
+    ids_[i] = tables_.merged(tree_.lowest());
     next_[i] = next_[gone];
     if (next_[i] < count_) previous_[next_[i]] = i;
     tree_.set(gone, kNoRank);
@@ -255,7 +251,7 @@ void encode_alone(const Tables& tables, std::uint32_t* ids, std::size_t count, s
   if (count == 2 && wide) return encode_pair(tables, ids, sink);
   if (count == 3 && wide && tables.options().ranked_by_id) return encode_triple(tables, ids, sink);
   if (count <= kShortTokens) {
-    ShortPiece tokens(tables, ids, count, wide != 0);
+    ShortPiece tokens(tables, ids, count, wide != 0 && tables.options().ranked_by_id != 0);
     tokens.merge_all();
     return tokens.push(sink);
   }
@@ -275,18 +271,8 @@ void encode_symbols(const Tables& tables, std::uint32_t* ids, std::size_t count,
   }
 }
 
-}  // namespace
-
-std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
-  return piece_bytes <= kShortTokens ? 0 : sizeof(std::uint32_t) * (3 * piece_bytes + 2 * std::bit_ceil(piece_bytes));
-}
-
-void encode_piece(const Tables& tables, std::string_view piece, std::span<std::byte> workspace, TokenSink& sink) {
-  // Text of wide characters is cut first: of its long pieces few are one token.
-  const bool cut_first =
-      piece.size() > kShortWide && static_cast<unsigned char>(piece[0]) >= 0xC2 && tables.options().ignore_merges == 0;
-  if (!cut_first)
-    if (const std::uint32_t whole = tables.piece(piece); whole != kNoToken) return sink.push(whole);
+// A piece that is not one token.
+void encode_parts(const Tables& tables, std::string_view piece, std::span<std::byte> workspace, TokenSink& sink) {
   if (piece.size() <= kShortPiece) {
     std::uint32_t ids[kShortPiece];
     const std::size_t count = Symbols(tables, ids).read(piece);
@@ -295,6 +281,33 @@ void encode_piece(const Tables& tables, std::string_view piece, std::span<std::b
   auto* const ids = reinterpret_cast<std::uint32_t*>(workspace.data());
   const std::size_t count = Symbols(tables, ids).read(piece);
   encode_symbols(tables, ids, count, ids + piece.size(), sink);
+}
+
+}  // namespace
+
+std::size_t bpe_workspace_bytes(std::size_t piece_bytes) {
+  return piece_bytes <= kShortTokens ? 0 : sizeof(std::uint32_t) * (3 * piece_bytes + 2 * std::bit_ceil(piece_bytes));
+}
+
+void PieceQueue::add(std::string_view piece, const char* end) {
+  if (count_ == kMost) flush();
+  Waiting& added = waiting_[count_++];
+  added.piece = piece;
+  // Text of wide characters is cut first: of its long pieces few are one token.
+  added.probed =
+      piece.size() <= kShortWide || static_cast<unsigned char>(piece[0]) < 0xC2 || tables_.options().ignore_merges != 0;
+  if (added.probed) tables_.locate(piece, end, added.place);
+}
+
+void PieceQueue::flush() {
+  for (const Waiting& next : std::span(waiting_, count_)) {
+    const std::uint32_t whole = next.probed ? tables_.piece(next.piece, next.place) : kNoToken;
+    if (whole != kNoToken)
+      sink_.push(whole);
+    else
+      encode_parts(tables_, next.piece, workspace_, sink_);
+  }
+  count_ = 0;
 }
 
 }  // namespace dagserve

@@ -8,8 +8,8 @@
 namespace dagserve {
 namespace {
 
-constexpr std::uint32_t kVersion = 6;
-constexpr std::size_t kShortPiece = 16;  // vocabulary.SHORT
+constexpr std::uint32_t kVersion = 7;
+constexpr std::size_t kShortPiece = 12;  // vocabulary.SHORT
 constexpr std::uint64_t kMix[] = {0x9E3779B97F4A7C15u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u};
 
 // Up to eight bytes as a number, the missing ones zero.
@@ -39,10 +39,24 @@ std::uint64_t hash_text(std::string_view text) {
   return value;
 }
 
-std::uint64_t piece_key(std::uint64_t low, std::uint64_t high, std::size_t bytes) {
+std::uint64_t piece_key(std::uint64_t low, std::uint64_t high, std::uint64_t bytes) {
   const std::uint64_t mixed = (low * kMix[0]) ^ (high * kMix[1]) ^ (bytes * kMix[2]);
   return mixed ^ mixed >> 32;
 }
+
+// Masks for the first eight bytes of a short piece and for the four after them, by its bytes.
+struct Masks {
+  std::uint64_t low[kShortPiece + 1];
+  std::uint32_t high[kShortPiece + 1];
+};
+constexpr Masks kMasks = [] {
+  Masks masks{};
+  for (std::size_t bytes = 0; bytes <= kShortPiece; ++bytes) {
+    masks.low[bytes] = bytes < 8 ? (std::uint64_t{1} << 8 * bytes) - 1 : ~std::uint64_t{0};
+    masks.high[bytes] = bytes <= 8 ? 0 : static_cast<std::uint32_t>((std::uint64_t{1} << 8 * (bytes - 8)) - 1);
+  }
+  return masks;
+}();
 
 }  // namespace
 
@@ -79,7 +93,8 @@ void Tables::read() {
   byte_tokens_ = byte_tokens.data();
   long_pieces_ = section(Section::long_pieces);
   characters_ = TwoLevel<std::uint32_t>(section(Section::characters).data());
-  merges_ = hashed<MergeSlot>(Section::merges);
+  merges_ = hashed<std::uint64_t>(Section::merges);
+  merged_ = array<std::uint32_t>(Section::merged).data();
   const auto filter = array<std::uint8_t>(Section::merge_filter);
   consistent(std::has_single_bit(filter.size()));
   filter_ = filter.data();
@@ -96,18 +111,41 @@ void Tables::read() {
   pieces_ = hashed<PieceSlot>(Section::pieces);
 }
 
-std::uint32_t Tables::piece(std::string_view text) const {
-  const bool is_short = text.size() <= kShortPiece;
-  const std::uint64_t low = is_short ? load(text.data(), text.size()) : hash_text(text);
-  const std::uint64_t high = is_short && text.size() > 8 ? load(text.data() + 8, text.size() - 8) : 0;
-  for (std::uint64_t i = pieces_.first(piece_key(low, high, text.size()));; i = pieces_.next(i)) {
-    const PieceSlot& slot = pieces_.slots[i];
-    if (slot.id == kNoToken) return kNoToken;
-    const std::uint64_t slot_low = slot.words[0] | std::uint64_t{slot.words[1]} << 32;
-    const std::uint64_t slot_high = slot.words[2] | std::uint64_t{slot.words[3]} << 32;
-    if (slot.bytes != text.size() || slot_low != low) continue;
-    if (is_short ? slot_high == high : long_pieces_.substr(slot_high, text.size()) == text) return slot.id;
+void Tables::locate(std::string_view piece, const char* end, PiecePlace& place) const {
+  place.high = 0;
+  place.bytes = kLong;
+  if (piece.size() > kShortPiece) {
+    place.low = hash_text(piece);
+  } else {
+    place.bytes = static_cast<std::uint32_t>(piece.size());
+    if (end - piece.data() >= std::ptrdiff_t{kShortPiece}) {
+      std::memcpy(&place.low, piece.data(), 8);
+      std::memcpy(&place.high, piece.data() + 8, 4);
+      place.low &= kMasks.low[piece.size()];
+      place.high &= kMasks.high[piece.size()];
+    } else {
+      place.low = load(piece.data(), piece.size());
+      if (piece.size() > 8) place.high = static_cast<std::uint32_t>(load(piece.data() + 8, piece.size() - 8));
+    }
   }
+  place.slot = pieces_.first(piece_key(place.low, place.high, place.bytes));
+  __builtin_prefetch(pieces_.slots + place.slot);
+}
+
+std::uint32_t Tables::piece(std::string_view text, const PiecePlace& place) const {
+  for (std::uint64_t i = place.slot;; i = pieces_.next(i)) {
+    const PieceSlot& slot = pieces_.slots[i];
+    if (slot.id_bytes == kNoToken) return kNoToken;
+    if (slot.low != place.low || (slot.id_bytes & kLong) != place.bytes) continue;
+    if (place.bytes != kLong ? slot.high == place.high : is_long_piece(slot.high, text)) return slot.id_bytes >> 4;
+  }
+}
+
+// Whether it is what stands at `offset` of the long ones, each behind its bytes.
+bool Tables::is_long_piece(std::size_t offset, std::string_view text) const {
+  std::uint32_t bytes;
+  std::memcpy(&bytes, long_pieces_.data() + offset, sizeof(bytes));
+  return bytes == text.size() && long_pieces_.substr(offset + sizeof(bytes), bytes) == text;
 }
 
 }  // namespace dagserve

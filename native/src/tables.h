@@ -41,6 +41,7 @@ enum class Section : std::size_t {
   pairs,
   triples,
   partial_joins,
+  merged,
   scanners,
 };
 enum class StepKind : std::uint32_t { nfc, replace, prefix, split };
@@ -67,18 +68,19 @@ class TwoLevel {
   const Value* blocks_ = nullptr;
 };
 
-// What a pair of tokens merges to; `rank` is kNoRank where it does not.
-struct Merge {
-  std::uint32_t rank = kNoRank;
-  std::uint32_t id = kNoToken;
-};
-
 // A character that merging may start from as one token; `id` is kNoToken where it may not. At the byte level it may not
 // stand right after (kAfterAscii) or right before (kBeforeAscii) an ASCII byte.
 struct Character {
   static constexpr std::uint32_t kAfterAscii = 1, kBeforeAscii = 2;
   std::uint32_t id = kNoToken;
   std::uint32_t flags = 0;
+};
+
+// What is compared of a piece, up to 12 bytes of its text or the hash of a longer one, and its first slot.
+struct PiecePlace {
+  std::uint64_t low;
+  std::uint32_t high, bytes;
+  std::uint64_t slot;
 };
 
 // A step of normalizing or pre-tokenizing.
@@ -137,7 +139,9 @@ class Tables {
     const unsigned fine = coarse << 6 | low(at + 1);
     return (partial_joins_[kCoarseJoins + fine / 8] >> fine % 8 & 1) != 0;
   }
-  std::uint32_t piece(std::string_view text) const;  // the token that a whole piece is, or kNoToken
+  // Where a whole piece may be found, prefetched. `end` is that of the memory that may be read behind it.
+  void locate(std::string_view piece, const char* end, PiecePlace& place) const;
+  std::uint32_t piece(std::string_view text, const PiecePlace& place) const;  // the token that it is, or kNoToken
 
   // Whether a token may span the place between two characters of several bytes. Where none does, each side merges
   // alone.
@@ -147,27 +151,19 @@ class Tables {
     return (neighbors_[bit / 8] >> bit % 8 & 1) != 0;
   }
 
+  // The rank of a merge, kNoRank where there is none. Where ranks are in the order of ids, it is the id that is made.
   // Most pairs do not merge, which a bit of a filter says without going to the table, larger than the near caches.
-  Merge merge(std::uint32_t left, std::uint32_t right) const {
-    const std::uint64_t spread = (std::uint64_t{left} << 32 | right) * kSpread;
-    const std::uint64_t bit = spread >> filter_shift_;
-    if ((filter_[bit / 8] >> bit % 8 & 1) == 0) return {};
-    for (std::uint64_t i = spread >> merges_.shift;; i = merges_.next(i)) {
-      const MergeSlot& slot = merges_.slots[i];
-      if (slot.left == left && slot.right == right) return {slot.rank, slot.id};
-      if (slot.left == kNoToken) return {};
-    }
+  std::uint32_t merge(std::uint32_t left, std::uint32_t right) const {
+    const std::uint64_t key = std::uint64_t{left} << kIdBits | right;
+    const std::uint64_t bit = key * kSpread >> filter_shift_;
+    return (filter_[bit / 8] >> bit % 8 & 1) == 0 ? kNoRank : find(merges_, key);
   }
+  std::uint32_t merged(std::uint32_t rank) const { return options_->ranked_by_id != 0 ? rank : merged_[rank]; }
 
   // The token that two characters of several bytes merge to, or kNoToken: the merges of two such characters once more,
   // in a table small enough for a near cache.
   std::uint32_t pair(std::uint32_t left, std::uint32_t right) const {
-    const std::uint64_t key = std::uint64_t{left} << kIdBits | right;
-    for (std::uint64_t i = pairs_.first(key);; i = pairs_.next(i)) {
-      const std::uint64_t slot = pairs_.slots[i];
-      if (slot >> kIdBits == key) return slot & ((1u << kIdBits) - 1);
-      if (slot == kFree) return kNoToken;
-    }
+    return find(pairs_, std::uint64_t{left} << kIdBits | right);
   }
 
   // The token that the merges make of three characters of several bytes, or kNoToken.
@@ -186,16 +182,15 @@ class Tables {
   static constexpr std::size_t kCoarseJoins = 64 * 8, kFineJoins = 64 * 64 * 8;
   static constexpr std::uint64_t kFree = ~std::uint64_t{0};
 
-  struct MergeSlot {
-    std::uint32_t left, right, rank, id;
-  };
   struct TripleSlot {
     std::uint32_t first, second, third, id;
   };
   struct PieceSlot {
-    std::uint32_t words[4];
-    std::uint32_t bytes, id;
+    std::uint64_t low;
+    std::uint32_t high;
+    std::uint32_t id_bytes;  // the id above the bytes in 4 bits, all ones for a long piece
   };
+  static constexpr std::uint32_t kLong = 15;
   // Open addressing with linear probing; dagserve/tokenizer/hashing.py lays it out.
   template <class Slot>
   struct Hashed {
@@ -207,6 +202,15 @@ class Tables {
     std::uint64_t next(std::uint64_t i) const { return (i + 1) & mask; }
   };
 
+  // The value of a key of two ids, all ones where it has none.
+  static std::uint32_t find(const Hashed<std::uint64_t>& table, std::uint64_t key) {
+    for (std::uint64_t i = table.first(key);; i = table.next(i)) {
+      const std::uint64_t slot = table.slots[i];
+      if (slot >> kIdBits == key) return slot & ((1u << kIdBits) - 1);
+      if (slot == kFree) return kNoToken;
+    }
+  }
+
   template <class T>
   std::span<const T> array(Section section) const {
     return file_.array<T>(static_cast<std::size_t>(section));
@@ -214,6 +218,7 @@ class Tables {
   template <class Slot>
   Hashed<Slot> hashed(Section section) const;
   void read();
+  bool is_long_piece(std::size_t offset, std::string_view text) const;
 
   SectionFile file_;
   const Options* options_ = nullptr;
@@ -225,7 +230,8 @@ class Tables {
   const std::uint32_t* byte_tokens_ = nullptr;
   std::string_view long_pieces_;
   TwoLevel<std::uint32_t> characters_;
-  Hashed<MergeSlot> merges_;
+  Hashed<std::uint64_t> merges_;
+  const std::uint32_t* merged_ = nullptr;
   const std::uint8_t* filter_ = nullptr;
   unsigned filter_shift_ = 0;
   const std::uint8_t* neighbors_ = nullptr;

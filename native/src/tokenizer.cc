@@ -69,11 +69,10 @@ class Pieces {
 
 }  // namespace
 
-// Texts to write to in turn, two for normalizing and two for what is changed later; room to compose and to merge.
+// Texts to write to in turn, two for normalizing and two for what is changed later; room to compose.
 struct Tokenizer::Workspace {
   std::span<char> texts[4];
   std::span<std::uint64_t> words;
-  std::span<std::byte> merging;
 };
 
 // One call of `encode`.
@@ -82,6 +81,7 @@ struct Tokenizer::Run {
   bool whole;  // all of the text is open
   Workspace space;
   TokenSink& sink;
+  PieceQueue pieces;
 };
 
 Tokenizer::Tokenizer(const std::string& path)
@@ -127,8 +127,12 @@ void Tokenizer::encode(std::string_view text, std::span<const Open> open, std::s
     const std::size_t words = Nfc::workspace_words(grown);
     space.words = {reinterpret_cast<std::uint64_t*>(take(words * sizeof(std::uint64_t))), words};
   }
-  space.merging = workspace.subspan(static_cast<std::size_t>(at - workspace.data()));
-  Run run{open, open.size() == 1 && open[0].begin == 0 && open[0].end == text.size(), space, sink};
+  const std::span<std::byte> merging = workspace.subspan(static_cast<std::size_t>(at - workspace.data()));
+  Run run{open,
+          open.size() == 1 && open[0].begin == 0 && open[0].end == text.size(),
+          space,
+          sink,
+          {tables_, merging, sink}};
   encode_raw(text, run);
 }
 
@@ -176,18 +180,20 @@ void Tokenizer::encode_normalized(std::string_view text, std::size_t offset, Run
 }
 
 void Tokenizer::encode_plain(std::string_view text, bool at_start, Run& run) const {
-  encode_split(apply(tables_.transforms(), text, at_start, 2, run.space), 0, run);
+  const std::string_view plain = apply(tables_.transforms(), text, at_start, 2, run.space);
+  encode_split(plain, 0, plain.data() + plain.size(), run);
+  run.pieces.flush();
 }
 
-void Tokenizer::encode_split(std::string_view text, std::size_t level, Run& run) const {
+void Tokenizer::encode_split(std::string_view text, std::size_t level, const char* end, Run& run) const {
   const std::span<const Step> splits = tables_.splits();
-  if (level == splits.size()) return encode_piece(tables_, text, run.space.merging, run.sink);
+  if (level == splits.size()) return run.pieces.add(text, end);
   const Step& step = splits[level];
-  Pieces pieces(step.behavior, [&](std::size_t begin, std::size_t end) {
-    encode_split(text.substr(begin, end - begin), level + 1, run);
+  Pieces pieces(step.behavior, [&](std::size_t begin, std::size_t stop) {
+    encode_split(text.substr(begin, stop - begin), level + 1, end, run);
   });
-  scan(scanners_[step.scanner], text, [&](std::size_t begin, std::size_t end, bool is_match) {
-    pieces.add(begin, end, is_match != (step.invert != 0));
+  scan(scanners_[step.scanner], text, [&](std::size_t begin, std::size_t stop, bool is_match) {
+    pieces.add(begin, stop, is_match != (step.invert != 0));
   });
   pieces.flush();
 }

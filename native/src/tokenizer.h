@@ -47,7 +47,7 @@ class Tokenizer {
   void encode_raw(std::string_view text, Run& run) const;
   void encode_normalized(std::string_view text, std::size_t offset, Run& run) const;
   void encode_plain(std::string_view text, bool at_start, Run& run) const;
-  void encode_split(std::string_view text, std::size_t level, Run& run) const;
+  void encode_split(std::string_view text, std::size_t level, const char* end, Run& run) const;
 
   Tables tables_;
   AddedTrie raw_, normalized_;
