@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import interpreter  # noqa: F401
 import pytest
 from random_models import write_tiny_model
 
