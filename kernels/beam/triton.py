@@ -64,7 +64,7 @@ def merge_kernel(
     GROUPS: tl.constexpr,
     COUNT: tl.constexpr,
 ):
-    """Program ``(prompt,)``: its first ``count`` places. ``p_group`` and ``p_taken`` are scratch of ``COUNT`` a prompt."""
+    """Program ``(prompt,)``: its first ``count`` places. ``p_group``, ``p_taken``: scratch, ``COUNT`` a prompt."""
     i_prompt = tl.program_id(0).to(tl.int64)
     places = beams * candidates
     p_cumulative += i_prompt * beams
