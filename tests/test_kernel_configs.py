@@ -34,7 +34,7 @@ def test_a_bucket_for_what_the_shape_does_not_have() -> None:
 
 
 def test_the_last_bucket_admits_every_shape() -> None:
-    with pytest.raises(ValueError, match='last bucket must have "when": {}'):
+    with pytest.raises(ValueError, match="last bucket must have"):
         KernelConfig.of({**DOCUMENT, "buckets": DOCUMENT["buckets"][:2]})
 
 
