@@ -1,0 +1,1 @@
+"""Linear layers in E4M3 with a scale for each token and each output channel."""

@@ -1,0 +1,1 @@
+"""Per-token dynamic E4M3 quantisation, alone and after RMSNorm."""
