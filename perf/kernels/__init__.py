@@ -1,0 +1,1 @@
+"""Operators on a GPU beside PyTorch's own, one module an operator."""
