@@ -101,7 +101,8 @@ def parameter_mapping(config: Mapping[str, Any]) -> dict[str, str]:
     mapping = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
     if not c.tied:
         mapping["lm_head.weight"] = "lm_head.weight"
-    mapping["score.weight"] = "score.weight"  # of a sequence classification model
+    if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
+        mapping["score.weight"] = "score.weight"
     for i in range(c.num_layers):
         mapping |= {f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in _layer_mapping(c).items()}
     return mapping

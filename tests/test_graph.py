@@ -78,6 +78,7 @@ def test_options_have_defaults_and_max_length_is_a_bound(graph: Graph, tmp_path:
         "checkpoint": "models/SmolLM2-135M-Instruct.Q4_1.gguf",
         "reduce": "softmax",
         "values": None,
+        "shared_prefix": "off",
         "max_length": 512,
     }
     assert dict(graph.node("score").options) == expected

@@ -26,7 +26,8 @@ SIMDJSON_FLAGS = (
 TEXT = ("added", "bpe", "decoder", "mapped_file", "nfc", "scanner", "section_file", "tables", "tokenizer", "unicode")
 NODES = (
     *("cpu_nodes", "node_config", "tokenize_node", "labels_node", "catalog_node"),
-    *("encode_node", "encode_rerank_node", "encode_sequences_node", "encode_tensors_node"),
+    *("encode_classes_node", "encode_node", "encode_rerank_node", "encode_sequences_node", "encode_tensors_node"),
+    "share_prefix_node",
 )
 TARGETS: Mapping[str, tuple[str, ...]] = {
     "tokenizer": TEXT,
