@@ -10,13 +10,13 @@ import triton.language as tl
 def attend(
     b_q,  # [BM, D]
     b_max,  # [BM], largest score so far, before scaling; -inf: no key yet
-    b_sum,  # [BM], sum of 2^(scale * (score - max))
+    b_sum,  # [BM], sum of 2^(SCALE * (score - max))
     b_out,  # [BM, D], the values' sum with these weights
     p_k,  # [BN, D]
     p_v,  # [BN, D]
     m_key,  # [BN, 1], keys that may be read; None where all may
     m_score,  # [BM, BN], keys that a row sees; None where each sees all
-    scale,  # score scale * log2(e)
+    SCALE: tl.constexpr,  # of scores, times log2(e): a number that Inductor passes to a kernel is FP64
     WIDE: tl.constexpr,  # matrix products in FP32, for the interpreter, which has none in BF16
 ):
     """The next ``b_max, b_sum, b_out``; keys outside of ``m_key`` are not read, outside of ``m_score`` do not count."""
@@ -33,9 +33,9 @@ def attend(
     if m_score is not None:
         b_score = tl.where(m_score, b_score, float("-inf"))
     b_new = tl.maximum(b_max, tl.max(b_score, 1))
-    b_zero = tl.where(b_new == float("-inf"), 0.0, b_new * scale)  # a row without a key has weights of 0, not NaN
-    b_weight = tl.exp2(b_score * scale - b_zero[:, None])
-    b_old = tl.exp2(b_max * scale - b_zero)
+    b_zero = tl.where(b_new == float("-inf"), 0.0, b_new * SCALE)  # a row without a key has weights of 0, not NaN
+    b_weight = tl.exp2(b_score * SCALE - b_zero[:, None])
+    b_old = tl.exp2(b_max * SCALE - b_zero)
     b_sum = b_sum * b_old + tl.sum(b_weight, 1)
     b_out = b_out * b_old[:, None]
     if WIDE:

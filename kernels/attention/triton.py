@@ -30,7 +30,7 @@ def packed_gqa_kernel(
     p_cu_seqlens,  # i32[sequences + 1]
     p_out,  # [T, KV_HEADS * GROUPS, D]
     sequences,
-    scale,
+    SCALE: tl.constexpr,  # of scores, times log2(e)
     Q_STRIDE: tl.constexpr,
     K_STRIDE: tl.constexpr,
     V_STRIDE: tl.constexpr,
@@ -83,12 +83,12 @@ def packed_gqa_kernel(
         full = prefix // BLOCK_N * BLOCK_N
         for o_key in range(0, full, BLOCK_N):
             o_k, o_v = tl.cast(o_key, tl.int64) * K_STRIDE, tl.cast(o_key, tl.int64) * V_STRIDE
-            b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, None, None, scale, WIDE)
+            b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, None, None, SCALE, WIDE)
         if full < prefix:
             o_k, o_v = tl.cast(full, tl.int64) * K_STRIDE, tl.cast(full, tl.int64) * V_STRIDE
             m_key = full + o_n < prefix
             b_max, b_sum, b_out = attend(
-                b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, m_key[:, None], m_key[None, :], scale, WIDE
+                b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, m_key[:, None], m_key[None, :], SCALE, WIDE
             )
 
     p_k += seq_start.to(tl.int64) * K_STRIDE
@@ -98,13 +98,13 @@ def packed_gqa_kernel(
         full = (i_first + 1) // BLOCK_N * BLOCK_N  # keys that every row of the tile sees, in whole blocks
         for o_key in range(0, full, BLOCK_N):
             o_k, o_v = tl.cast(o_key, tl.int64) * K_STRIDE, tl.cast(o_key, tl.int64) * V_STRIDE
-            b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, None, None, scale, WIDE)
+            b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, None, None, SCALE, WIDE)
     last = tl.minimum(length, i_first + BLOCK_T)
     for o_key in range(full, last, BLOCK_N):
         o_k, o_v = tl.cast(o_key, tl.int64) * K_STRIDE, tl.cast(o_key, tl.int64) * V_STRIDE
         m_key = (o_key + o_n < last)[:, None]
         m_score = o_key + o_n[None, :] <= o_place[:, None]
-        b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, m_key, m_score, scale, WIDE)
+        b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_v, m_key, m_score, SCALE, WIDE)
 
     b_out = b_out / b_sum[:, None]
     p_row = p_out + (o_token * (KV_HEADS * GROUPS * D) + o_head * D)[:, None] + o_d[None, :]
@@ -136,7 +136,7 @@ def _packed_gqa(
         cu_seqlens,
         out,
         sequences,
-        size**-0.5 * math.log2(math.e),
+        SCALE=size**-0.5 * math.log2(math.e),
         Q_STRIDE=q.stride(0),
         K_STRIDE=k.stride(0),
         V_STRIDE=v.stride(0),

@@ -23,7 +23,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
     factor = torch.full_like(largest, E4M3_MAX) / largest  # of a number and a tensor Torch would round twice
     scaled = (wide * factor).clamp(-E4M3_MAX, E4M3_MAX)
-    return scaled.to(torch.float8_e4m3fn), largest / E4M3_MAX
+    return scaled.to(torch.float8_e4m3fn), largest * (1 / E4M3_MAX)  # CUDA divides so by a number
 
 
 def dequantize(x: Tensor, scale: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def quantize_kernel(
     p_sum,
     rows,
     columns,
-    eps,
+    EPS: tl.constexpr,  # a number that Inductor passes to a kernel is FP64
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ADD: tl.constexpr,
@@ -42,7 +42,7 @@ def quantize_kernel(
         b_x = b_sum.to(tl.float32)
     if NORM:
         b_weight = tl.load(p_weight + o_column, mask=o_column < columns, other=0.0).to(tl.float32)
-        b_x = b_x * tl.rsqrt(tl.sum(b_x * b_x, 1) / columns + eps)[:, None] * b_weight[None, :]
+        b_x = b_x * tl.rsqrt(tl.sum(b_x * b_x, 1) / columns + EPS)[:, None] * b_weight[None, :]
     b_largest = largest_magnitude(b_x)
     tl.store(p_out + o_x, to_e4m3(b_x, b_largest), mask=m_x)
     tl.store(p_scale + o_row, scale_of(b_largest), mask=m_row)
@@ -65,7 +65,7 @@ def _quantize(
         out if residual is None else summed,
         tokens,
         columns,
-        eps,
+        EPS=eps,
         ROWS=rows,
         COLUMNS=triton.next_power_of_2(columns),
         ADD=residual is not None,

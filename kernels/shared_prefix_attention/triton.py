@@ -39,7 +39,7 @@ def shared_prefix_kernel(
     prompts,
     width,
     prefix,
-    scale,
+    SCALE: tl.constexpr,  # of scores, times log2(e)
     KV_HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     D: tl.constexpr,
@@ -78,12 +78,12 @@ def shared_prefix_kernel(
     p_v = p_prefix_v + i_prompt * prefix * STRIDE + o_kv
     for o_key in range(begin, full, BLOCK_N):
         o_k = tl.cast(o_key, tl.int64) * STRIDE
-        b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_k, None, None, scale, WIDE)
+        b_max, b_sum, b_out = attend(b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_k, None, None, SCALE, WIDE)
     if full < end:
         o_k = tl.cast(full, tl.int64) * STRIDE
         m_key = full + o_n < end
         b_max, b_sum, b_out = attend(
-            b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_k, m_key[:, None], m_key[None, :], scale, WIDE
+            b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_k, m_key[:, None], m_key[None, :], SCALE, WIDE
         )
 
     if i_split == SPLITS - 1:
@@ -97,14 +97,14 @@ def shared_prefix_kernel(
             m_key = (o_own < keys) & (o_own % SUFFIX < count)
             m_score = m_key[None, :] & (o_own[None, :] // SUFFIX == o_row[:, None] // GROUPS)
             b_max, b_sum, b_out = attend(
-                b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_k, m_key[:, None], m_score, scale, WIDE
+                b_q, b_max, b_sum, b_out, p_k + o_k, p_v + o_k, m_key[:, None], m_score, SCALE, WIDE
             )
 
     b_sum = tl.where(b_sum == 0.0, 1.0, b_sum)  # a split without a key: b_max is -inf, b_out 0
     b_out = b_out / b_sum[:, None]
     if SPLITS > 1:
         o_query += i_split * prompts * width * (KV_HEADS * GROUPS)
-        tl.store(p_weight + o_query, b_max * scale + tl.log2(b_sum), mask=m_row)
+        tl.store(p_weight + o_query, b_max * SCALE + tl.log2(b_sum), mask=m_row)
     tl.store(p_out + o_query[:, None] * D + o_d[None, :], b_out.to(p_out.dtype.element_ty), mask=m_row[:, None])
 
 
@@ -174,7 +174,7 @@ def _shared_prefix_attention(
         prompts,
         width,
         prefix,
-        size**-0.5 * math.log2(math.e),
+        SCALE=size**-0.5 * math.log2(math.e),
         KV_HEADS=kv_heads,
         GROUPS=groups,
         D=size,
