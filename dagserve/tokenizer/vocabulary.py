@@ -67,18 +67,22 @@ def characters(spec: TokenizerSpec) -> npt.NDArray[np.uint32]:
 
 
 def partial_joins(spec: TokenizerSpec) -> bytes:
-    """Bits for bytes around a place between two characters: ``u8[64, 8]``, then ``u8[64, 64, 8]``.
+    """Bits for bytes around a place that a token spans without all of the characters of several bytes beside it.
 
-    A bit stands for the last byte of one character, the first of the next and, in the second table, the second of the
-    next, the low six bits of each. It is set where a token spans such a place without all of both characters.
+    ``u8[64, 8]``, then ``u8[64, 64, 8]``: the last byte of one such character, the first of the next and, in the second
+    table, the second of the next, the low six bits of each. ``u8[128, 8]``: an ASCII byte and the first byte after it;
+    again: an ASCII byte and the last byte before it.
     """
     found = np.zeros((64, 64, 64), dtype=np.uint8)
+    beside = np.zeros((2, 128, 64), dtype=np.uint8)
     made = {spec.vocab[left + right] for left, right in spec.merges}
-    texts = _texts(spec) if spec.byte_level else {}
-    for around in whole.partial_joins(text for text, index in texts.items() if index in made):
+    texts = [text for text, index in _texts(spec).items() if index in made] if spec.byte_level else []
+    for around in whole.partial_joins(texts):
         found[tuple(byte & 63 for byte in around)] = 1
-    coarse = np.packbits(found.max(axis=2), axis=1, bitorder="little")
-    return coarse.tobytes() + np.packbits(found, axis=2, bitorder="little").tobytes()
+    for left, right in whole.ascii_joins(texts):
+        beside[(0, left, right & 63) if left < 0x80 else (1, right, left & 63)] = 1
+    tables = (found.max(axis=2), found, beside)
+    return b"".join(np.packbits(table, axis=-1, bitorder="little").tobytes() for table in tables)
 
 
 def merges(spec: TokenizerSpec) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]:
@@ -125,28 +129,40 @@ def _filter(keys: npt.NDArray[np.uint64], least_bits: int) -> bytes:
     return np.packbits(filled, bitorder="little").tobytes()
 
 
+def _starts(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """The token that merging may start from for each character, all ones where there is none: ``known`` and, at the
+    byte level, the bytes of ASCII."""
+    starts = np.where(known == EMPTY, known, known & ((1 << FLAG_SHIFT) - 1))
+    if spec.byte_level:
+        starts[:0x80] = byte_tokens(spec)[:0x80]
+    return starts
+
+
+def neighbor_filter(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> bytes:
+    """A bit for every pair of characters, not both ASCII, that stand side by side in some token, by the pair's hash.
+
+    Merging starts from ``known``, the :func:`characters`, and ASCII bytes. Where two of them stand side by side in no
+    token that a merge makes, no merge can ever join what is left of them with what is right of them, and each side
+    merges alone. The filter is of 1/8 its bits full at most, so that it stays in the nearest cache.
+    """
+    made = {spec.vocab[left + right] for left, right in spec.merges}
+    starts = _starts(spec, known)
+    beside = {
+        pair
+        for text, index in _texts(spec).items()
+        if index in made and not text.isascii()
+        for pair in pairwise(text.decode("utf-8", "surrogateescape"))
+        if not "".join(pair).isascii()
+    }
+    ids = starts[np.array([[ord(c) for c in pair] for pair in beside], dtype=np.int64).reshape(-1, 2)].astype(np.uint64)
+    ids = ids[(ids != EMPTY).all(axis=1)]
+    return _filter(np.unique(ids[:, 0] << np.uint64(32) | ids[:, 1]), 9)
+
+
 def _wide(text: bytes, known: npt.NDArray[np.uint32]) -> list[int]:
     """For each character of a text the token that merging may start from, all ones where it has not several bytes."""
     entries = [int(known[ord(c)]) if ord(c) > 0x7F else EMPTY for c in text.decode("utf-8", "surrogateescape")]
     return [EMPTY if entry == EMPTY else entry & ((1 << FLAG_SHIFT) - 1) for entry in entries]
-
-
-def neighbor_filter(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> bytes:
-    """A bit for every pair of characters of several bytes that stand side by side in some token, by the pair's hash.
-
-    Merging starts from ``known``, the :func:`characters`. Where two of them stand side by side in no token that a merge
-    makes, no merge can ever join what is left of them with what is right of them, and each side merges alone. The
-    filter is of 1/8 its bits full at most, so that it stays in the nearest cache.
-    """
-    made = {spec.vocab[left + right] for left, right in spec.merges}
-    pairs = {
-        (a << 32) | b
-        for text, index in _texts(spec).items()
-        if index in made
-        for a, b in pairwise(_wide(text, known))
-        if EMPTY not in (a, b)
-    }
-    return _filter(np.array(sorted(pairs), dtype=np.uint64), 9)
 
 
 def pairs(spec: TokenizerSpec, known: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:

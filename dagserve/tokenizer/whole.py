@@ -7,10 +7,10 @@ Merges run in the order of their ranks. That a character's own bytes merge first
 3. every merge that uses the character's token has a rank above ``r``.
 
 Then nothing else can touch its bytes before it is whole, and nothing waits for it with a lower rank. The second
-condition depends on the bytes beside it. For ASCII it is stated for each character, on the left and on the right. For
-other bytes it is a fact about places between two characters: :func:`partial_joins` has the bytes around such a place in
-every token that spans it with only a part of a character on one side. They are few; a character beside such a place is
-read as bytes.
+condition depends on the bytes beside it. For ASCII it is stated for each character, on the left and on the right, and
+:func:`ascii_joins` has the bytes for which it may be so. For other bytes it is a fact about places between two
+characters: :func:`partial_joins` has the bytes around such a place in every token that spans it with only a part of a
+character on one side. They are few; a character beside such a place is read as bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dagserve.tokenizer.document import TokenizerSpec
 
 LEFT_ASCII, RIGHT_ASCII = 1, 2
-"""Flags: the character must not stand right after, right before, an ASCII byte."""
+"""Flags: the character must not stand right after, right before, an ASCII byte of :func:`ascii_joins`."""
 
 _NEVER = 1 << 32
 _Beside = dict[bytes, int]
@@ -62,6 +62,18 @@ def partial_joins(texts: Iterable[bytes]) -> set[tuple[int, int, int]]:
         for i in range(1, len(text))
         if text[i] >= 0xC2 and 0x80 <= text[i - 1] < 0xC0 and not (_ends_whole(text[:i]) and _begins_whole(text[i:]))
         for second in (text[i + 1 : i + 2] or range(0x80, 0xC0))
+    }
+
+
+def ascii_joins(texts: Iterable[bytes]) -> set[tuple[int, int]]:
+    """The bytes left and right of each place between ASCII and a character of several bytes that a text has not all
+    of."""
+    return {
+        (text[i - 1], text[i])
+        for text in texts
+        for i in range(1, len(text))
+        if (text[i - 1] < 0x80 and text[i] >= 0xC2 and not _begins_whole(text[i:]))
+        or (text[i] < 0x80 <= text[i - 1] < 0xC0 and not _ends_whole(text[:i]))
     }
 
 

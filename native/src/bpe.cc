@@ -15,8 +15,9 @@ constexpr std::size_t kShortTokens = 64;
 constexpr std::size_t kShortPiece = 3 * kShortTokens;
 constexpr std::size_t kShortWide = 9;  // bytes; three characters of most scripts
 
-// Marks in the ids that Symbols reads: a character of several bytes; no token spans the place before it.
-constexpr std::uint32_t kWide = 0x80000000, kCut = 0x40000000, kId = kCut - 1;
+// Marks in the ids that Symbols reads: a character of several bytes; any whole character; no token spans the place
+// before it.
+constexpr std::uint32_t kWide = 0x80000000, kWhole = 0x40000000, kCut = 0x20000000, kId = kCut - 1;
 
 // The tokens that merging starts from: of bytes at the byte level, else of characters. Returns how many.
 class Symbols {
@@ -26,13 +27,13 @@ class Symbols {
   std::size_t read(std::string_view piece) {
     for (std::size_t at = 0; at < piece.size();) {
       if (is_ascii(piece[at]) && byte_level_) {
-        add(tables_.byte_token(static_cast<unsigned char>(piece[at++])));
+        add(tables_.byte_token(static_cast<unsigned char>(piece[at++])), kWhole);
         continue;
       }
       const Char c = decode_char(piece, at);
       const Character known = tables_.character(c.code_point);
       if (known.id != kNoToken && (!byte_level_ || stands_well(known, piece, at, at + c.bytes))) {
-        add(c.bytes > 1 ? known.id | kWide : known.id);
+        add(known.id, c.bytes > 1 ? kWide | kWhole : kWhole);
       } else if (byte_level_ || tables_.options().byte_fallback != 0) {
         for (std::uint32_t i = 0; i < c.bytes; ++i) add(tables_.byte_token(static_cast<unsigned char>(piece[at + i])));
       } else {
@@ -47,23 +48,26 @@ class Symbols {
   static bool is_ascii(char byte) { return static_cast<unsigned char>(byte) < 0x80; }
   bool stands_well(Character known, std::string_view piece, std::size_t begin, std::size_t end) const {
     if (begin > 0) {
-      if (is_ascii(piece[begin - 1]) ? known.flags & Character::kAfterAscii : tables_.joins_partially(piece, begin))
+      if (is_ascii(piece[begin - 1]) ? (known.flags & Character::kAfterAscii) && tables_.joins_ascii(piece, begin)
+                                     : tables_.joins_partially(piece, begin))
         return false;
     }
     if (end == piece.size()) return true;
-    return is_ascii(piece[end]) ? !(known.flags & Character::kBeforeAscii) : !tables_.joins_partially(piece, end);
+    return is_ascii(piece[end]) ? !(known.flags & Character::kBeforeAscii) || !tables_.joins_ascii(piece, end)
+                                : !tables_.joins_partially(piece, end);
   }
 
   // What has no token is unknown, a run of it perhaps as one, or dropped.
-  void add(std::uint32_t id) {
+  void add(std::uint32_t id, std::uint32_t marks = 0) {
     const Options& options = tables_.options();
     const bool unknown = id == kNoToken;
     if (unknown) {
       if (options.unknown == kNoToken || (after_unknown_ && options.fuse_unknown != 0)) return;
       id = options.unknown;
+      marks = 0;
     }
     after_unknown_ = unknown;
-    ids_[count_++] = id;
+    ids_[count_++] = id | marks;
   }
 
   const Tables& tables_;
@@ -260,11 +264,13 @@ void encode_alone(const Tables& tables, std::uint32_t* ids, std::size_t count, s
   tokens.push(sink);
 }
 
-// Cuts a piece where no token spans two characters; what lies between merges alone.
+// Cuts a piece where no token spans two characters, not both ASCII; what lies between merges alone.
 void encode_symbols(const Tables& tables, std::uint32_t* ids, std::size_t count, std::uint32_t* words,
                     TokenSink& sink) {
   for (std::size_t i = 1; i < count; ++i)
-    if ((ids[i - 1] & ids[i] & kWide) && !tables.may_join(ids[i - 1] & kId, ids[i] & kId)) ids[i] |= kCut;
+    if ((ids[i - 1] & ids[i] & kWhole) && ((ids[i - 1] | ids[i]) & kWide) &&
+        !tables.may_join(ids[i - 1] & kId, ids[i] & kId))
+      ids[i] |= kCut;
   for (std::size_t begin = 0, end = 1; begin < count; begin = end++) {
     while (end < count && !(ids[end] & kCut)) ++end;
     encode_alone(tables, ids + begin, end - begin, words, sink);

@@ -105,7 +105,7 @@ void Tables::read() {
   neighbor_shift_ = 61 - static_cast<unsigned>(std::countr_zero(neighbors.size()));
   pairs_ = hashed<std::uint64_t>(Section::pairs);
   const auto partial_joins = array<std::uint8_t>(Section::partial_joins);
-  consistent(partial_joins.size() == kCoarseJoins + kFineJoins);
+  consistent(partial_joins.size() == kCoarseJoins + kFineJoins + kAsciiJoins);
   partial_joins_ = partial_joins.data();
   triples_ = hashed<TripleSlot>(Section::triples);
   pieces_ = hashed<PieceSlot>(Section::pieces);

@@ -69,7 +69,7 @@ class TwoLevel {
 };
 
 // A character that merging may start from as one token; `id` is kNoToken where it may not. At the byte level it may not
-// stand right after (kAfterAscii) or right before (kBeforeAscii) an ASCII byte.
+// stand right after (kAfterAscii) or right before (kBeforeAscii) an ASCII byte that joins_ascii() names.
 struct Character {
   static constexpr std::uint32_t kAfterAscii = 1, kBeforeAscii = 2;
   std::uint32_t id = kNoToken;
@@ -139,12 +139,19 @@ class Tables {
     const unsigned fine = coarse << 6 | low(at + 1);
     return (partial_joins_[kCoarseJoins + fine / 8] >> fine % 8 & 1) != 0;
   }
+  // Whether a token spans the place before `at`, between ASCII and a character of several bytes, without all of that.
+  bool joins_ascii(std::string_view text, std::size_t at) const {
+    const auto left = static_cast<unsigned char>(text[at - 1]);
+    const auto right = static_cast<unsigned char>(text[at]);
+    const unsigned bit = left < 0x80 ? left << 6 | (right & 63u) : (0x80u | right) << 6 | (left & 63u);
+    return (partial_joins_[kCoarseJoins + kFineJoins + bit / 8] >> bit % 8 & 1) != 0;
+  }
   // Where a whole piece may be found, prefetched. `end` is that of the memory that may be read behind it.
   void locate(std::string_view piece, const char* end, PiecePlace& place) const;
   std::uint32_t piece(std::string_view text, const PiecePlace& place) const;  // the token that it is, or kNoToken
 
-  // Whether a token may span the place between two characters of several bytes. Where none does, each side merges
-  // alone.
+  // Whether a token may span the place between two characters that are not both ASCII. Where none does, each side
+  // merges alone.
   bool may_join(std::uint32_t left, std::uint32_t right) const {
     const std::uint64_t spread = (std::uint64_t{left} << 32 | right) * kSpread;
     const std::uint64_t bit = spread >> neighbor_shift_;
@@ -179,7 +186,7 @@ class Tables {
  private:
   static constexpr std::uint64_t kSpread = 0x9E3779B97F4A7C15u;
   static constexpr unsigned kIdBits = 21;
-  static constexpr std::size_t kCoarseJoins = 64 * 8, kFineJoins = 64 * 64 * 8;
+  static constexpr std::size_t kCoarseJoins = 64 * 8, kFineJoins = 64 * 64 * 8, kAsciiJoins = 2 * 128 * 8;
   static constexpr std::uint64_t kFree = ~std::uint64_t{0};
 
   struct TripleSlot {
