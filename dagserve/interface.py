@@ -9,7 +9,7 @@ present input is *bound* by the node at run time (``tokens`` by ``tokenize``), w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
@@ -104,6 +104,49 @@ class NodeDefinition(Protocol):
         ...
 
 
+def _fits(config: Mapping[str, Any], precision: str) -> str | None:  # noqa: ARG001
+    return None
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One implementation of an operator that a target may choose.
+
+    Attributes:
+        devices: the devices it runs on.
+        compute: the least compute capability it needs of a CUDA device, ``8.9``.
+        misfit: from the model's ``config.json`` and the target's precision to why it cannot be used, None where it can.
+    """
+
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    compute: float = 0.0
+    misfit: Callable[[Mapping[str, Any], str], str | None] = _fits
+
+
+Operators = Mapping[str, Mapping[str, Implementation]]
+"""A node's replaceable operators: for each its implementations by name. Where a target chooses none, the first one for
+its device that fits the model is taken."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A parameter that is made of tensors of a checkpoint.
+
+    Attributes:
+        sources: their names.
+        shapes: their shapes.
+        make: from these tensors in FP32, and the module's own tensor for shape and dtype, to the parameter.
+    """
+
+    sources: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    make: Callable[[Sequence[Any], Any], Any]
+
+
+ParameterMapping = Mapping[str, "str | Made"]
+"""For each parameter of a package's modules where it comes from in a checkpoint."""
+
+
 @dataclass(frozen=True)
 class PackageSpec:
     """One AOTInductor package of a node.
@@ -179,9 +222,9 @@ class BuildSpec:
     """How an AOTI node is built and run.
 
     ``bounds`` gives sizes of symbols that only packages have, a function from those of the ports. ``mapping`` names a
-    function from ``config.json`` to ``{parameter: checkpoint parameter}``, for packages over a ``checkpoint``.
-    ``state`` says how many bytes a request
-    keeps inside the node between calls: by name, a product of symbols and an integer such as ``P*L*1536``.
+    function from ``config.json`` to :data:`ParameterMapping`, for packages over a ``checkpoint``. ``state`` says how
+    many bytes a request keeps inside the node between calls: by name, a product of symbols and an integer such as
+    ``P*L*1536``.
     ``generated`` is how many positions the node adds to the longest input.
     """
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
+from dagserve.interface import BuildSpec, Call, Check, Interface, Operators, Option, PackageSpec, Port, When
+from dagserve.nodes.operators import BEAM, CATALOG
 from dagserve.nodes.prefill import packed_checks
 
 MAX_WIDTH = 400
@@ -28,10 +29,7 @@ class BeamSearch:
     """
 
     engine: ClassVar[str] = "aoti"
-    operators: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "attention": ("torch",),
-        "shared_prefix_attention": ("torch",),
-    }
+    operators: ClassVar[Operators] = BEAM
     precisions: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
     options: ClassVar[tuple[Option, ...]] = (
         Option("checkpoint", {"type": "string", "minLength": 1}, required=True),
@@ -88,7 +86,7 @@ class CatalogSearch:
     """AOTI node: prompts to the best items of a catalog. Every sequence it gives is an item's; see docs/catalogs.md."""
 
     engine: ClassVar[str] = "aoti"
-    operators: ClassVar[Mapping[str, tuple[str, ...]]] = BeamSearch.operators
+    operators: ClassVar[Operators] = CATALOG
     precisions: ClassVar[tuple[str, ...]] = BeamSearch.precisions
     options: ClassVar[tuple[Option, ...]] = (
         *(o for o in BeamSearch.options if o.name not in ("stop_tokens", "min_tokens")),

@@ -25,7 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from dagserve.kernels.attention.padded import Packing
-from dagserve.kernels.beam.selection import NEVER, candidates, first_indices, order_key
+from dagserve.kernels.beam.op import IMPLEMENTATIONS as MERGE
+from dagserve.kernels.beam.op import REORDER
+from dagserve.kernels.beam.selection import NEVER, first_indices, order_key
+from dagserve.kernels.lm_head.op import CANDIDATES
 from dagserve.kernels.rope.reference import rotation
 from dagserve.kernels.shared_prefix_attention.op import IMPLEMENTATIONS as SHARED
 from dagserve.nodes.decoder import Backbone, DecoderConfig, OutputHead
@@ -93,6 +96,7 @@ class Step(Backbone):
         c = DecoderConfig.of(config)
         self.kv_heads, self.head_dim, self.keys = c.num_kv_heads, c.head_dim, max(steps - 1, 1)
         self.shared = SHARED[operators["shared_prefix_attention"]]
+        self.reorder = REORDER[operators["suffix_reorder"]]
 
     def forward(  # type: ignore[override]
         self, token: Tensor, parent: Tensor, step: Tensor, cu_seqlens: Tensor, prefix: Tensor, suffix: Tensor
@@ -112,10 +116,8 @@ class Step(Backbone):
         prompts, width = token.shape
         starts, ends = cu_seqlens.narrow(0, 0, prompts), cu_seqlens.narrow(0, 1, prompts)
         lengths = (ends - starts).long()
-        rows = (torch.arange(prompts, device=token.device)[:, None] * width + parent).flatten()
-        moved = suffix.reshape(suffix.shape[0], prompts * width, suffix.shape[3])[:, rows]
-        shape = (suffix.shape[0], prompts, width, self.keys, self.kv_heads, self.head_dim)
-        moved = moved.reshape(shape)
+        moved = self.reorder(suffix, parent, step - 1, self.keys)
+        moved = moved.reshape(suffix.shape[0], prompts, width, self.keys, self.kv_heads, self.head_dim)
         here = (torch.arange(self.keys, device=token.device) == step - 1)[:, None, None]
         # Sums, not expanded views, of which the exporter would ask that no size is 1.
         positions = ((lengths + step - 1)[:, None] + torch.zeros_like(token)).reshape(prompts * width)
@@ -124,7 +126,7 @@ class Step(Backbone):
         prefix = prefix.reshape(*prefix.shape[:3], self.kv_heads, self.head_dim)
         kept: list[Tensor] = []
         for i, layer in enumerate(self.blocks()):
-            q, k, v = layer.attention.project(layer.attention_norm(x), cos, sin)
+            q, k, v = layer.project(x, cos, sin)
             new = [r.reshape(prompts, width, 1, self.kv_heads, self.head_dim) for r in (k, v)]
             keys, values = (torch.where(here, r, moved[2 * i + j]) for j, r in enumerate(new))
             kept += [keys, values]
@@ -167,7 +169,8 @@ class Expand(OutputHead):
         super().__init__(config, precision, operators)
         self.steps, self.min_tokens = steps, min_tokens
         self.per_beam = 1 + max(1, len(stop_tokens))
-        self.columns = max(self.weight.shape[0], self.per_beam * max_width)
+        self.columns = max(self.vocabulary, self.per_beam * max_width)
+        self.candidates, self.merge = CANDIDATES[operators["candidates"]], MERGE[operators["beam_merge"]]
         stops = torch.zeros(self.columns, dtype=torch.bool)
         stops[list(stop_tokens)] = True
         self.register_buffer("stops", stops, persistent=False)
@@ -197,11 +200,8 @@ class Expand(OutputHead):
         """
         width = pool.shape[1]
         count = self.per_beam * width
-        ids, scores = candidates(self.padded_logits(hidden), self.allowed(step), count)
-        totals = (beams[:, :, :1] + scores).flatten(1)
-        chosen = first_indices(order_key(totals), count)
-        total, token = totals.gather(1, chosen), ids.flatten(1).gather(1, chosen)
-        parent = chosen // count
+        ids, scores = self.candidates(self.padded_logits(hidden), self.allowed(step), count)
+        total, token, parent = self.merge(beams[:, :, 0], scores, ids, count)
         valid = total > NEVER
         stop = self.get_buffer("stops")[token] & valid
         here = torch.arange(self.steps, device=hidden.device) == step
@@ -226,8 +226,8 @@ class Expand(OutputHead):
 
     def padded_logits(self, hidden: Tensor) -> Tensor:
         """``[P,B,V]`` in the model's dtype, with -inf columns where a beam may have more candidates than tokens."""
-        logits = hidden @ self.weight.t()
-        missing = self.columns - self.weight.shape[0]
+        logits = self.logits(hidden)
+        missing = self.columns - self.vocabulary
         return torch.nn.functional.pad(logits, (0, missing), value=NEVER) if missing else logits
 
     def allowed(self, step: Tensor) -> Tensor | None:
@@ -238,7 +238,7 @@ class Expand(OutputHead):
         """Random hidden states over the first expansion's state."""
         prompts, before, width = sizes["P"], sizes["B"], sizes["W"]
         return (
-            torch.randn(prompts, before, self.weight.shape[1], generator=generator).to(self.weight.dtype),
+            torch.randn(prompts, before, self.hidden_size, generator=generator).to(self.dtype),
             torch.zeros(1, dtype=torch.int64),
             torch.zeros(prompts, before, self.steps, dtype=torch.int64),
             torch.zeros(prompts, before, self.steps + 1),
@@ -340,10 +340,10 @@ class ExpandCatalog(OutputHead):
     def scores(self, hidden: Tensor, row: Tensor, legal: Tensor, alphabet: Tensor) -> Tensor:
         """``f32[P,B,C]``, log-probabilities of the children, at most 0."""
         if self.over_vocabulary:
-            logits = (hidden @ self.weight.t()).float()
+            logits = self.logits(hidden).float()
             taken, normalizer = logits.gather(-1, alphabet[row]), logits.logsumexp(dim=-1, keepdim=True)
         else:
-            logits = (hidden @ self.weight[alphabet].t()).float()
+            logits = (hidden @ self.rows(alphabet).t()).float()
             taken = logits.gather(-1, row)
             normalizer = torch.where(legal, taken, NEVER).logsumexp(dim=-1, keepdim=True)
         return torch.where(legal, (taken - normalizer).clamp(max=0), NEVER)
@@ -351,12 +351,12 @@ class ExpandCatalog(OutputHead):
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
         """Random hidden states at the root of a trie with as many leaves as the sizes allow."""
         prompts, before, width, n = sizes["P"], sizes["B"], sizes["W"], self.steps
-        nodes, alphabet = sizes["N"], min(sizes["U"], self.weight.shape[0])
+        nodes, alphabet = sizes["N"], min(sizes["U"], self.vocabulary)
         leaves = max(min(nodes - 1, alphabet, sizes["C"]), 0)
         first = torch.full((sizes["F"],), 1 + leaves, dtype=torch.int32)
         first[0] = 1
         return (
-            torch.randn(prompts, before, self.weight.shape[1], generator=generator).to(self.weight.dtype),
+            torch.randn(prompts, before, self.hidden_size, generator=generator).to(self.dtype),
             torch.zeros(1, dtype=torch.int64),
             torch.zeros(prompts, before, n + 1, dtype=torch.int64),
             torch.zeros(prompts, before, n + 1),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from dagserve.checkpoint import open_file
 from dagserve.errors import CheckpointError
-from dagserve.interface import BuildSpec, Call, Interface, Option, PackageSpec, Port
+from dagserve.interface import BuildSpec, Call, Interface, Operators, Option, PackageSpec, Port
 from dagserve.nodes.prefill import SHARED_PREFIX, Embed, Score, packed_ports
 
 ACTIVATIONS = ("relu", "gelu", "silu", "tanh")
@@ -35,7 +35,7 @@ class Classify:
     """
 
     engine: ClassVar[str] = "aoti"
-    operators: ClassVar[Mapping[str, tuple[str, ...]]] = Score.operators
+    operators: ClassVar[Operators] = Score.operators
     precisions: ClassVar[tuple[str, ...]] = Score.precisions
     options: ClassVar[tuple[Option, ...]] = (
         Option("checkpoint", {"type": "string", "minLength": 1}, required=True),

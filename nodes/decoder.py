@@ -13,10 +13,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from dagserve.kernels.attention.op import IMPLEMENTATIONS, Attention
+from dagserve.interface import Made
+from dagserve.kernels.attention.op import IMPLEMENTATIONS as ATTENTION
 from dagserve.kernels.attention.padded import Packing
+from dagserve.kernels.fp8_linear.linear import Fp8Linear, linear
+from dagserve.kernels.fp8_linear.weights import pack, scale
 from dagserve.kernels.rms_norm.reference import rms_norm
 from dagserve.kernels.rope.reference import inverse_frequencies, rotate, rotation
+from dagserve.kernels.silu_mul_quantize.op import IMPLEMENTATIONS as SILU_MUL_QUANTIZE
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -95,33 +99,57 @@ def _rope_scaling(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return dict(scaling)
 
 
-def parameter_mapping(config: Mapping[str, Any]) -> dict[str, str]:
-    """Declares, for every parameter of :class:`Backbone` and the heads, its name in a Hugging Face checkpoint."""
+def parameter_mapping(config: Mapping[str, Any]) -> dict[str, str | Made]:
+    """Declares, for every parameter of :class:`Backbone` and the heads, where it is in a Hugging Face checkpoint.
+
+    Linears over the same input are one: ``qkv`` of query, key and value heads in this order, ``gate_up`` of the MLP.
+    """
     c = DecoderConfig.of(config)
-    mapping = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+    head = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
+    mapping: dict[str, str | Made] = {"embed.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
     if not c.tied:
-        mapping["lm_head.weight"] = "lm_head.weight"
+        mapping["lm_head.weight"] = head
+    mapping |= _linear_mapping("fp8_head", {head: c.vocab_size}, c.hidden_size, bias=False)
     if any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or ()):
         mapping["score.weight"] = "score.weight"
     for i in range(c.num_layers):
-        mapping |= {f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in _layer_mapping(c).items()}
+        mapping |= _layer_mapping(c, f"layers.{i}", f"model.layers.{i}")
     return mapping
 
 
-def _layer_mapping(c: DecoderConfig) -> dict[str, str]:
-    names = {
-        "attention_norm.weight": "input_layernorm.weight",
-        "mlp_norm.weight": "post_attention_layernorm.weight",
+def _layer_mapping(c: DecoderConfig, ours: str, theirs: str) -> dict[str, str | Made]:
+    queries, keys, inner = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
+    attention, mlp = f"{theirs}.self_attn", f"{theirs}.mlp"
+    projections = {f"{attention}.{p}_proj": keys if p in "kv" else queries for p in "qkv"}
+    gate_up = {f"{mlp}.{p}_proj": inner for p in ("gate", "up")}
+    mapping: dict[str, str | Made] = {
+        f"{ours}.attention_norm.weight": f"{theirs}.input_layernorm.weight",
+        f"{ours}.mlp_norm.weight": f"{theirs}.post_attention_layernorm.weight",
     }
-    names |= {f"attention.{p}.weight": f"self_attn.{p}_proj.weight" for p in "qkvo"}
-    names |= {f"mlp.{p}.weight": f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")}
-    biased = ("qkv" if c.qkv_bias else "") + ("o" if c.output_bias else "")
-    names |= {f"attention.{p}.bias": f"self_attn.{p}_proj.bias" for p in biased}
-    if c.mlp_bias:
-        names |= {f"mlp.{p}.bias": f"mlp.{p}_proj.bias" for p in ("gate", "up", "down")}
+    for name, parts, columns, bias in (
+        ("attention.qkv", projections, c.hidden_size, c.qkv_bias),
+        ("attention.o", {f"{attention}.o_proj": c.hidden_size}, queries, c.output_bias),
+        ("mlp.gate_up", gate_up, c.hidden_size, c.mlp_bias),
+        ("mlp.down", {f"{mlp}.down_proj": c.hidden_size}, inner, c.mlp_bias),
+    ):
+        mapping |= _linear_mapping(f"{ours}.{name}", parts, columns, bias)
     if c.qk_norm:
-        names |= {f"attention.{p}_norm.weight": f"self_attn.{p}_norm.weight" for p in "qk"}
-    return names
+        mapping |= {f"{ours}.attention.{p}_norm.weight": f"{attention}.{p}_norm.weight" for p in "qk"}
+    return mapping
+
+
+def _linear_mapping(ours: str, parts: Mapping[str, int], columns: int, bias: bool) -> dict[str, str | Made]:
+    """A linear made of ``parts``, output channels by name in a checkpoint; ``scale`` is there where it is in E4M3."""
+    rows = tuple(parts.values())
+    weights = tuple(name.removesuffix(".weight") + ".weight" for name in parts)
+    shapes = tuple((n, columns) for n in rows)
+    mapping: dict[str, str | Made] = {
+        f"{ours}.weight": Made(weights, shapes, pack),
+        f"{ours}.scale": Made(weights, shapes, scale),
+    }
+    if bias:
+        mapping[f"{ours}.bias"] = Made(tuple(f"{name}.bias" for name in parts), tuple((n,) for n in rows), pack)
+    return mapping
 
 
 class RMSNorm(nn.Module):
@@ -137,53 +165,64 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)
 
 
+def after_norm(layer: nn.Linear | Fp8Linear, norm: RMSNorm, x: Tensor) -> Tensor:
+    """``layer(norm(x))``; a linear in E4M3 quantises in the pass of its norm."""
+    if isinstance(layer, Fp8Linear):
+        return layer.after_quantize(*layer.norm_quantize(x, norm.weight, norm.eps))
+    out: Tensor = layer(norm(x))
+    return out
+
+
 class SelfAttention(nn.Module):
     """Grouped-query attention with rotary positions and, for Qwen3, RMSNorm on each query and key head."""
 
-    def __init__(self, c: DecoderConfig, attention: Attention) -> None:
+    def __init__(self, c: DecoderConfig, dtype: torch.dtype, operators: Mapping[str, str]) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
-        self.q = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
-        self.k = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.v = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
-        self.o = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.output_bias)
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self.qkv = linear("projections", c.hidden_size, queries + 2 * keys, c.qkv_bias, dtype, operators)
+        self.o = linear("projections", queries, c.hidden_size, c.output_bias, dtype, operators)
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
-        self.attention = attention
+        self.attention = ATTENTION[operators["attention"]]
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``[T, hidden_size]`` -> rotated q ``[T, num_heads, head_dim]``, rotated k, and v, of ``num_kv_heads``."""
-        tokens = x.shape[0]
-        q = self.q_norm(self.q(x).view(tokens, self.heads, self.head_dim))
-        k = self.k_norm(self.k(x).view(tokens, self.kv_heads, self.head_dim))
-        v = self.v(x).view(tokens, self.kv_heads, self.head_dim)
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+        heads = after_norm(self.qkv, norm, x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        return rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin), v
 
 
 class GatedMLP(nn.Module):
-    """SiLU-gated MLP."""
+    """SiLU-gated MLP behind its norm, with the residual sums before and after it."""
 
-    def __init__(self, c: DecoderConfig) -> None:
+    def __init__(self, c: DecoderConfig, dtype: torch.dtype, operators: Mapping[str, str]) -> None:
         super().__init__()
-        self.gate = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
-        self.up = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
-        self.down = nn.Linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+        self.gate_up = linear("mlp", c.hidden_size, 2 * c.intermediate_size, c.mlp_bias, dtype, operators)
+        self.down = linear("mlp", c.intermediate_size, c.hidden_size, c.mlp_bias, dtype, operators)
+        self.silu_mul_quantize = SILU_MUL_QUANTIZE[operators["silu_mul_quantize"]]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[T, hidden_size]`` -> the same."""
-        out: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+    def forward(self, x: Tensor, residual: Tensor, norm: RMSNorm) -> Tensor:
+        """``s + mlp(norm(s))`` for ``s = residual + x``; all ``[T, hidden_size]``."""
+        if isinstance(self.gate_up, Fp8Linear) and isinstance(self.down, Fp8Linear):
+            *quantized, summed = self.gate_up.add_norm_quantize(x, residual, norm.weight, norm.eps)
+            gated = self.silu_mul_quantize(self.gate_up.after_quantize(*quantized))
+            return summed + self.down.after_quantize(*gated)
+        summed = residual + x
+        gate, up = self.gate_up(norm(summed)).chunk(2, dim=-1)
+        out: Tensor = summed + self.down(nn.functional.silu(gate) * up)
         return out
 
 
 class Layer(nn.Module):
     """One pre-norm decoder layer."""
 
-    def __init__(self, c: DecoderConfig, attention: Attention) -> None:
+    def __init__(self, c: DecoderConfig, dtype: torch.dtype, operators: Mapping[str, str]) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.attention = SelfAttention(c, attention)
+        self.attention = SelfAttention(c, dtype, operators)
         self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.mlp = GatedMLP(c)
+        self.mlp = GatedMLP(c, dtype, operators)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
         """``[T, hidden_size]`` -> the same."""
@@ -191,14 +230,17 @@ class Layer(nn.Module):
 
     def with_keys(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> tuple[Tensor, Tensor, Tensor]:
         """As :meth:`forward`, with k and v, ``[T, num_kv_heads, head_dim]`` each."""
-        q, k, v = self.attention.project(self.attention_norm(x), cos, sin)
+        q, k, v = self.project(x, cos, sin)
         out = self.attention.attention(q, k, v, packing)
         return self.after_attention(x, out.flatten(1)), k, v
 
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As :meth:`SelfAttention.project`."""
+        return self.attention.project(x, self.attention_norm, cos, sin)
+
     def after_attention(self, x: Tensor, heads: Tensor) -> Tensor:
         """The rest of the layer; ``heads``: ``[T, num_heads * head_dim]``, what attention gave."""
-        attended: Tensor = x + self.attention.o(heads)
-        out: Tensor = attended + self.mlp(self.mlp_norm(attended))
+        out: Tensor = self.mlp(self.attention.o(heads), x, self.mlp_norm)
         return out
 
 
@@ -214,11 +256,11 @@ class Backbone(nn.Module):
         super().__init__()
         self.shared_prefix = shared_prefix
         c = DecoderConfig.of(config)
-        attention = IMPLEMENTATIONS[operators["attention"]]
+        dtype = DTYPES[precision]
         self.embed = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = nn.ModuleList(Layer(c, attention) for _ in range(c.num_layers))
+        self.layers = nn.ModuleList(Layer(c, dtype, operators) for _ in range(c.num_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.to(DTYPES[precision])
+        self.to(dtype)
         frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
 
@@ -314,20 +356,32 @@ class Embedding(Backbone):
 
 
 class OutputHead(nn.Module):
-    """A head over the output embedding; with tied embeddings its weight is ``embed.weight``."""
+    """A head over the output embedding.
 
-    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str]) -> None:  # noqa: ARG002
+    With tied embeddings its weight is ``embed.weight``; in E4M3 it is a copy, for tokens are still looked up in that.
+    """
+
+    def __init__(self, config: Mapping[str, Any], precision: str, operators: Mapping[str, str]) -> None:
         super().__init__()
         c = DecoderConfig.of(config)
-        weight = nn.Linear(c.hidden_size, c.vocab_size, bias=False)
-        self.name = "embed" if c.tied else "lm_head"
+        self.vocabulary, self.hidden_size, self.dtype = c.vocab_size, c.hidden_size, DTYPES[precision]
+        choice = {"lm_head": operators.get("lm_head", "dense")}
+        weight = linear("lm_head", c.hidden_size, c.vocab_size, False, self.dtype, {**operators, **choice})
+        self.name = "fp8_head" if isinstance(weight, Fp8Linear) else "embed" if c.tied else "lm_head"
         self.add_module(self.name, weight)
-        self.to(DTYPES[precision])
 
-    @property
-    def weight(self) -> Tensor:
-        """``[vocab_size, hidden_size]``."""
-        return self.get_parameter(f"{self.name}.weight")
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., hidden_size]`` -> ``[..., vocab_size]`` in the model's dtype."""
+        out: Tensor = self.get_submodule(self.name)(hidden)
+        return out
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        """``[n, hidden_size]`` in the model's dtype, the weights of some tokens."""
+        weight = self.get_parameter(f"{self.name}.weight")[tokens]
+        if self.name != "fp8_head":
+            return weight
+        scales = self.get_parameter(f"{self.name}.scale")[tokens]
+        return (weight.float() * scales[:, None])[:, : self.hidden_size].to(self.dtype)
 
 
 class _Head(OutputHead):
@@ -335,9 +389,8 @@ class _Head(OutputHead):
 
     def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
         """Random hidden states of the scale a final norm gives, and random label ids."""
-        vocabulary, hidden = self.weight.shape
-        states = torch.randn(sizes["B"], hidden, generator=generator).to(self.weight.dtype)
-        return states, torch.randint(vocabulary, (self.labels(sizes),), generator=generator)
+        states = torch.randn(sizes["B"], self.hidden_size, generator=generator).to(self.dtype)
+        return states, torch.randint(self.vocabulary, (self.labels(sizes),), generator=generator)
 
     def labels(self, sizes: Mapping[str, int]) -> int:
         """Number of labels of an example."""
@@ -345,7 +398,7 @@ class _Head(OutputHead):
 
     def label_logits(self, hidden: Tensor, label_ids: Tensor) -> Tensor:
         """``f32[B, N]``: only the labels' rows of the head are read."""
-        return (hidden @ self.weight[label_ids].t()).float()
+        return (hidden @ self.rows(label_ids).t()).float()
 
 
 class SoftmaxHead(_Head):
@@ -380,7 +433,7 @@ class LogProbabilityHead(_Head):
 
     def forward(self, hidden: Tensor, label_ids: Tensor) -> Tensor:
         """``hidden: [B, H]``, ``label_ids: i64[N]`` -> ``f32[B, N]``."""
-        logits = (hidden @ self.weight.t()).float()
+        logits = self.logits(hidden).float()
         return logits[:, label_ids] - logits.logsumexp(dim=-1, keepdim=True)
 
 

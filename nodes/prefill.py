@@ -6,7 +6,8 @@ from collections.abc import Mapping, Set
 from typing import Any, ClassVar
 
 from dagserve.errors import CheckpointError
-from dagserve.interface import BuildSpec, Call, Check, Interface, Option, PackageSpec, Port, When
+from dagserve.interface import BuildSpec, Call, Check, Interface, Operators, Option, PackageSpec, Port, When
+from dagserve.nodes.operators import PREFILL
 
 REDUCTIONS = ("softmax", "probability", "log_probability", "map")
 """``softmax`` over the labels; full-vocabulary ``probability`` and ``log_probability`` of each label; ``map``: the
@@ -58,7 +59,7 @@ class Score:
     """AOTI node: one packed prefill, each row's last hidden state, label rows of the LM head, a reduction."""
 
     engine: ClassVar[str] = "aoti"
-    operators: ClassVar[Mapping[str, tuple[str, ...]]] = {"attention": ("torch",)}
+    operators: ClassVar[Operators] = PREFILL
     precisions: ClassVar[tuple[str, ...]] = ("fp32", "bf16")
     options: ClassVar[tuple[Option, ...]] = (
         Option("checkpoint", {"type": "string", "minLength": 1}, required=True),
@@ -135,7 +136,7 @@ class Embed:
     """AOTI node: one packed prefill, one vector a text: pooled, cut to its first dimensions, of length 1."""
 
     engine: ClassVar[str] = "aoti"
-    operators: ClassVar[Mapping[str, tuple[str, ...]]] = Score.operators
+    operators: ClassVar[Operators] = Score.operators
     precisions: ClassVar[tuple[str, ...]] = Score.precisions
     options: ClassVar[tuple[Option, ...]] = (
         Option("checkpoint", {"type": "string", "minLength": 1}, required=True),

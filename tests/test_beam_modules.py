@@ -17,13 +17,13 @@ from tolerances import SCORES
 from torch import Tensor
 from transformers import LlamaConfig
 
+from dagserve.build.weights import make_parameter
 from dagserve.kernels.beam.selection import candidates, first_indices, order_key
 from dagserve.kernels.shared_prefix_attention.grouped import shared_prefix_attention
 from dagserve.kernels.shared_prefix_attention.reference import shared_prefix_attention as reference_attention
 from dagserve.nodes.beam_search import Expand, Finish, Prefill, Step
 from dagserve.nodes.decoder import parameter_mapping
-
-OPERATORS = {"attention": "torch", "shared_prefix_attention": "torch"}
+from dagserve.nodes.operators import REFERENCE as OPERATORS
 
 
 class Modules:
@@ -37,7 +37,7 @@ class Modules:
         state, mapping = model.state_dict(), parameter_mapping(config)
         for module in (self.prefill, self.step, self.expand):
             for name, parameter in module.named_parameters():
-                parameter.data = state[mapping[name]]
+                parameter.data = make_parameter(mapping[name], state, parameter)
         self.trace: list[Mapping[str, Tensor]] = []
 
     @torch.no_grad()

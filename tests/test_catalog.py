@@ -16,17 +16,19 @@ from catalog_reference import exhaustive, legal, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import CONFIGS, make_model
-from test_beam_modules import OPERATORS, Modules, logits_of, same, sequences
+from test_beam_modules import Modules, logits_of, same, sequences
 from torch import Tensor
 
 import dagserve.nodes.beam_search as beam_search
 from dagserve._native import CpuNode
+from dagserve.build.weights import make_parameter
 from dagserve.catalog import ENDS, OPEN, Catalog, Limits, Section, build_catalog, read_items
 from dagserve.errors import BuildError
 from dagserve.kernels.beam.selection import NEVER
 from dagserve.nodes.beam_search import ExpandCatalog, Finish, Prefill
 from dagserve.nodes.catalog import Catalog as CatalogNode
 from dagserve.nodes.decoder import parameter_mapping
+from dagserve.nodes.operators import REFERENCE as OPERATORS
 
 DEPTH = 4
 LIMITS = Limits(max_items=2000, max_depth=DEPTH, max_children=512)
@@ -185,7 +187,7 @@ class CatalogModules(Modules):
         state, mapping = model.state_dict(), parameter_mapping(config)
         for module in (self.prefill, self.catalog_expand):
             for name, parameter in module.named_parameters():
-                parameter.data = state[mapping[name]]
+                parameter.data = make_parameter(mapping[name], state, parameter)
         self.tables: Mapping[str, Any] = {}
         self.expand: Any = self._down
 
@@ -239,7 +241,7 @@ def test_the_search_is_the_plain_one(seed: int, normalize: str, tmp_path: Path) 
 
 def constrained(expand: ExpandCatalog, tables: Mapping[str, Any], width: int, seed: int) -> list[Hypothesis]:
     """A search whose hidden states are random: only what is legal counts."""
-    prompts, n, hidden = 4, DEPTH, expand.weight.shape[1]
+    prompts, n, hidden = 4, DEPTH, expand.hidden_size
     generator = torch.Generator().manual_seed(seed)
     state = [
         torch.zeros(prompts, 1, n + 1, dtype=torch.int64),
@@ -258,7 +260,7 @@ def constrained(expand: ExpandCatalog, tables: Mapping[str, Any], width: int, se
 
 def expansion(normalize: str) -> ExpandCatalog:
     module = ExpandCatalog(CONFIGS["llama-tied"].to_dict(), "fp32", OPERATORS, DEPTH, normalize)
-    torch.nn.init.normal_(module.weight)
+    torch.nn.init.normal_(module.get_parameter(f"{module.name}.weight"))
     return module
 
 

@@ -10,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_models import CONFIGS, make_model
-from tolerances import LOGITS, SCORES
+from tolerances import E4M3_LOGITS, LOGITS, SCORES
 from torch import Tensor
 
+from dagserve.build.weights import make_parameter
 from dagserve.checkpoint import open_checkpoint
+from dagserve.interface import ParameterMapping
 from dagserve.kernels.attention.padded import Packing, packed_attention
 from dagserve.kernels.attention.reference import packed_attention as reference_attention
 from dagserve.kernels.rms_norm.reference import rms_norm
@@ -26,14 +28,15 @@ from dagserve.nodes.decoder import (
     SoftmaxHead,
     parameter_mapping,
 )
+from dagserve.nodes.operators import REFERENCE
 
 LENGTHS = [7, 1, 63, 2, 111]
 
 
-def load(module: torch.nn.Module, reference: Any, mapping: dict[str, str]) -> torch.nn.Module:
+def load(module: torch.nn.Module, reference: Any, mapping: ParameterMapping) -> torch.nn.Module:
     state = reference.state_dict()
     for name, parameter in module.named_parameters():
-        parameter.data = state[mapping[name]].to(parameter.dtype)
+        parameter.data = make_parameter(mapping[name], state, parameter)
     return module.eval()
 
 
@@ -53,7 +56,7 @@ def test_every_last_token_matches_transformers(name: str, precision: str) -> Non
     config = CONFIGS[name].to_dict()
     mapping = parameter_mapping(config)
     texts = tokens(LENGTHS, config["vocab_size"])
-    arguments: tuple[Any, ...] = (config, precision, {"attention": "torch"})
+    arguments: tuple[Any, ...] = (config, precision, REFERENCE)
     backbone = load(Backbone(*arguments), reference, mapping)
     head = load(LogProbabilityHead(*arguments), reference, mapping)
     labels = torch.arange(config["vocab_size"])
@@ -70,7 +73,7 @@ def test_the_demo_model_matches_transformers(demo_model: Path) -> None:
     checkpoint = open_checkpoint(demo_model)
     reference = AutoModelForCausalLM.from_pretrained(demo_model.parent, gguf_file=demo_model.name, dtype=torch.float32)
     mapping = parameter_mapping(checkpoint.config)
-    arguments: tuple[Any, ...] = (checkpoint.config, "fp32", {"attention": "torch"})
+    arguments: tuple[Any, ...] = (checkpoint.config, "fp32", REFERENCE)
     backbone = load(Backbone(*arguments), reference, mapping)
     head = load(SoftmaxHead(*arguments), reference, mapping)
     texts = tokens([5, 33, 1], 49152)
@@ -81,10 +84,56 @@ def test_the_demo_model_matches_transformers(demo_model: Path) -> None:
     assert (ours - theirs).abs().max() < LOGITS["fp32"]
 
 
+class Rounded(torch.nn.Module):
+    """A linear whose weights and inputs are rounded to E4M3, row by row, and back."""
+
+    def __init__(self, linear: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = self.rounded(linear.weight), linear.bias
+
+    @staticmethod
+    def rounded(x: Tensor) -> Tensor:
+        step = x.abs().amax(-1, keepdim=True) / 448
+        return (x / step).to(torch.float8_e4m3fn).float() * step
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(self.rounded(x), self.weight, self.bias)
+
+
+FP8_GROUPS = {
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
+    "projections": ("q_proj", "k_proj", "v_proj", "o_proj"),
+    "lm_head": ("lm_head",),
+}
+
+
+@pytest.mark.parametrize("groups", [("mlp",), ("mlp", "lm_head"), ("mlp", "projections", "lm_head")])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_linears_in_e4m3_match_transformers_with_rounded_ones(name: str, groups: tuple[str, ...]) -> None:
+    reference = make_model(CONFIGS[name])
+    config = CONFIGS[name].to_dict()
+    mapping = parameter_mapping(config)
+    operators = {**REFERENCE, **dict.fromkeys(groups, "fp8_rowwise")}
+    arguments: tuple[Any, ...] = (config, "fp32", operators)
+    backbone = load(Backbone(*arguments), reference, mapping)
+    head = load(LogProbabilityHead(*arguments), reference, mapping)
+    texts = tokens(LENGTHS, config["vocab_size"])
+    exact = torch.stack([reference(t[None]).logits[0, -1].log_softmax(-1) for t in texts])
+    for path, module in list(reference.named_modules()):
+        parent, _, last = path.rpartition(".")
+        if any(last in FP8_GROUPS[group] for group in groups):
+            setattr(reference.get_submodule(parent), last, Rounded(module))
+    with torch.no_grad():
+        ours = head(backbone(torch.cat(texts), *pack(LENGTHS)), torch.arange(config["vocab_size"]))
+        theirs = torch.stack([reference(t[None]).logits[0, -1].log_softmax(-1) for t in texts])
+    assert (ours - theirs).abs().max() < E4M3_LOGITS
+    assert (ours - theirs).abs().median() < 0.1 * (exact - theirs).abs().median()  # the difference that rounding makes
+
+
 def test_heads_agree_with_plain_torch() -> None:
     reference = make_model(CONFIGS["llama-biased-llama3-rope"])
     config = CONFIGS["llama-biased-llama3-rope"].to_dict()
-    arguments: tuple[Any, ...] = (config, "fp32", {"attention": "torch"})
+    arguments: tuple[Any, ...] = (config, "fp32", REFERENCE)
     mapping = parameter_mapping(config)
     hidden = torch.randn(5, config["hidden_size"], generator=torch.Generator().manual_seed(1))
     labels, values = torch.tensor([4, 9, 4]), [1.0, -2.0, 0.5]
@@ -93,8 +142,7 @@ def test_heads_agree_with_plain_torch() -> None:
         SoftmaxHead(*arguments): logits[:, labels].softmax(-1),
         LogProbabilityHead(*arguments): logits.log_softmax(-1)[:, labels],
         ProbabilityHead(*arguments): logits.softmax(-1)[:, labels],
-        MapHead(config, "fp32", {"attention": "torch"}, values): logits[:, labels].softmax(-1)
-        @ torch.tensor(values)[:, None],
+        MapHead(config, "fp32", REFERENCE, values): logits[:, labels].softmax(-1) @ torch.tensor(values)[:, None],
     }
     for head, wanted in expected.items():
         with torch.no_grad():

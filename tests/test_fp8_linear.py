@@ -1,27 +1,29 @@
-"""FP8 linears against products of the dequantised matrices in FP64, and a decoder's weights after conversion."""
+"""FP8 linears against products of the dequantised matrices in FP64."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from interpreter import DEVICE, MARKS, exact_conversions, poison_new_tensors
-from random_models import CONFIGS, make_model
 from tolerances import FP8_LINEAR, RELATIVE
 from torch import Tensor
 
 from dagserve.kernels.fp8_linear.linear import Fp8Linear, linear
 from dagserve.kernels.fp8_linear.op import IMPLEMENTATIONS
-from dagserve.kernels.fp8_linear.weights import POLICIES, convert, pack, quantize_weight
+from dagserve.kernels.fp8_linear.weights import pack, scale
 from dagserve.kernels.quantize.reference import dequantize, quantize
-from dagserve.nodes.decoder import parameter_mapping
 
 pytestmark = MARKS
 OPERATORS = {"fp8_linear": "torch", "quantize": "torch"}
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def quantize_weight(*weights: Tensor) -> tuple[Tensor, Tensor]:
+    """As the compiler makes a linear's ``weight`` and ``scale``."""
+    like = torch.empty(0, dtype=torch.float8_e4m3fn)
+    return pack(weights, like), scale(weights, like)
 
 
 def draw(tokens: int, features: int, columns: int, seed: int) -> Inputs:
@@ -29,8 +31,8 @@ def draw(tokens: int, features: int, columns: int, seed: int) -> Inputs:
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randn(n, columns, generator=generator) for n in (tokens, features))
     x, x_scale = quantize(x * torch.logspace(-3, 3, tokens)[:, None])
-    fp8 = quantize_weight(weight)
-    return x.to(DEVICE), x_scale.to(DEVICE), fp8.values.to(DEVICE), fp8.scale.to(DEVICE)
+    values, weight_scale = quantize_weight(weight)
+    return x.to(DEVICE), x_scale.to(DEVICE), values.to(DEVICE), weight_scale.to(DEVICE)
 
 
 def exact(x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
@@ -102,13 +104,15 @@ def test_the_default_tiles_at_the_models_sizes(tokens: int, shape: tuple[int, in
     close(IMPLEMENTATIONS["triton"](*inputs, None, torch.bfloat16), inputs, None, fast_sums=True)
 
 
-def test_a_weight_is_padded_and_that_is_counted() -> None:
+def test_a_weight_is_padded() -> None:
     weight = torch.randn(33, 20, generator=torch.Generator().manual_seed(0))
-    fp8 = quantize_weight(weight)
-    assert (tuple(fp8.values.shape), tuple(fp8.scale.shape)) == ((48, 32), (48,))
-    assert fp8.padding == 48 * 32 - 33 * 20
-    error = (dequantize(fp8.values, fp8.scale[:, None])[:33, :20] - weight).abs()
-    assert (error <= weight.abs() / 16 + fp8.scale[:33, None] * 2.0**-10).all()
+    parts = weight[:30], weight[30:]
+    values, scales = quantize_weight(*parts)
+    assert (tuple(values.shape), tuple(scales.shape)) == ((48, 32), (48,))
+    assert not values[33:].float().any()
+    assert not values[:, 20:].float().any()
+    error = (dequantize(values, scales[:, None])[:33, :20] - weight).abs()
+    assert (error <= weight.abs() / 16 + scales[:33, None] * 2.0**-10).all()
 
 
 @pytest.mark.parametrize("sizes", [(64, 48), (20, 33)])
@@ -117,12 +121,12 @@ def test_the_module_is_a_linear_of_what_was_quantised(sizes: tuple[int, int], bi
     torch.manual_seed(0)
     dense = torch.nn.Linear(*sizes, bias=bias)
     module = Fp8Linear(*sizes, bias, torch.float32, OPERATORS)
-    fp8 = quantize_weight(dense.weight)
-    state = {"weight": fp8.values, "scale": fp8.scale} | ({"bias": dense.bias} if bias else {})
+    values, scales = quantize_weight(dense.weight)
+    state = {"weight": values, "scale": scales} | ({"bias": dense.bias} if bias else {})
     module.load_state_dict(state)
     x = torch.randn(2, 3, sizes[0])
     rounded = dequantize(*quantize(x.flatten(0, 1))).view_as(x)
-    dense.weight.data = dequantize(fp8.values, fp8.scale[:, None])[: sizes[1], : sizes[0]]
+    dense.weight.data = dequantize(values, scales[:, None])[: sizes[1], : sizes[0]]
     torch.testing.assert_close(module(x), dense(rounded))
 
 
@@ -133,48 +137,8 @@ def test_a_model_in_another_precision_keeps_its_fp8_weights() -> None:
     assert dtypes == [torch.float8_e4m3fn, torch.float32, *[torch.bfloat16] * 3]
 
 
-def test_a_group_is_fp8_where_the_policy_says_so() -> None:
-    groups = ("qkv", "o", "gate_up", "down", "lm_head")
-    chosen = {
-        p: [isinstance(linear(g, p, 16, 16, False, torch.bfloat16, OPERATORS), Fp8Linear) for g in groups]
-        for p in POLICIES
-    }
-    assert chosen == {
-        "none": [False] * 5,
-        "mlp": [False, False, True, True, False],
-        "mlp+lm_head": [False, False, True, True, True],
-        "all": [True] * 5,
-    }
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_decoder_converted(name: str, policy: str) -> None:
-    """Every linear gives what its sources gave, to E4M3's rounding; nothing else changes, nothing is left over."""
-    config: Any = CONFIGS[name]
-    state, mapping = make_model(config).state_dict(), parameter_mapping(config.to_dict())
-    parameters = {ours: state[theirs] for ours, theirs in mapping.items()}
-    converted = convert(parameters, policy, config.num_hidden_layers)
-    out = converted.parameters
-    mlp = pack(parameters, ["layers.1.mlp.gate", "layers.1.mlp.up"], "weight")
-    assert mlp is not None
-    if policy == "none":
-        assert torch.equal(out["layers.1.mlp.gate_up.weight"], mlp)
-    else:
-        assert out["layers.1.mlp.gate_up.weight"].dtype == torch.float8_e4m3fn
-        kept = quantize_weight(mlp)
-        assert torch.equal(out["layers.1.mlp.gate_up.weight"].float(), kept.values.float())
-        assert torch.equal(out["layers.1.mlp.gate_up.scale"], kept.scale)
-    assert torch.equal(out["embed.weight"], parameters["embed.weight"])
-    assert ("lm_head.scale" in out) == (policy in ("mlp+lm_head", "all"))
-    left = {n for n in out if not n.startswith(("layers", "lm_head"))}
-    assert left == {n for n in parameters if not n.startswith(("layers", "lm_head"))}
-    assert not any(f".{p}." in n for n in out for p in ("q", "k", "v", "gate", "up"))
-    numbers = sum(t.numel() for n, t in out.items() if not n.endswith(".scale")) - sum(converted.padding.values())
-    copy = parameters["embed.weight"].numel() if "lm_head.weight" in out and "lm_head.weight" not in parameters else 0
-    assert numbers == sum(t.numel() for t in parameters.values()) + copy
-
-
-def test_a_policy_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="no FP8 policy 'everything': use one of none, mlp"):
-        convert({}, "everything", 0)
+def test_a_group_is_fp8_where_the_target_says_so() -> None:
+    operators = {**OPERATORS, "mlp": "fp8_rowwise", "projections": "dense"}
+    layers = {group: linear(group, 16, 16, False, torch.bfloat16, operators) for group in ("mlp", "projections")}
+    assert isinstance(layers["mlp"], Fp8Linear)
+    assert isinstance(layers["projections"], torch.nn.Linear)

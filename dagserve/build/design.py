@@ -13,7 +13,9 @@ from dagserve.build.run import Step
 from dagserve.build.sources import CHECKPOINT, NO_WEIGHTS, ModelSource, import_weights
 from dagserve.errors import ManifestError
 from dagserve.graph import Graph, GraphNode
-from dagserve.interface import BuildSpec, PackageSpec, Port
+from dagserve.interface import BuildSpec, Implementation, Operators, PackageSpec, Port
+from dagserve.manifest.tree import locate
+from dagserve.passes.placement import unsuited
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -116,8 +118,8 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
 
 def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
     definition: Any = node.definition
-    operators = _operators(graph, node)
     model = import_weights(CHECKPOINT, node.options.get(CHECKPOINT), cache)
+    operators = _operators(graph, node, model.config)
     connected = frozenset(node.inputs)
     spec: BuildSpec = definition.build(node.options, model.config, graph.target.precision, operators, connected)
     _check_length(graph, node, model, spec.generated)
@@ -128,13 +130,28 @@ def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
     return NodeBuild(node, spec, operators, sources, bounds)
 
 
-def _operators(graph: Graph, node: GraphNode) -> dict[str, str]:
-    """The target's choice for each operator the node has, the first implementation where it makes none."""
-    definition: Any = node.definition
-    return {
-        name: graph.target.operators.get(name, choices[0])
-        for name, choices in getattr(definition, "operators", {}).items()
-    }
+def _operators(graph: Graph, node: GraphNode, config: Mapping[str, Any]) -> dict[str, str]:
+    """The target's choice for each operator the node has; where it makes none, the first that suits device and model.
+
+    Raises:
+        ManifestError: the target chooses what does not fit the model.
+    """
+    available: Operators = getattr(node.definition, "operators", {})
+    return {name: _choice(graph, node, config, name, available[name]) for name in available}
+
+
+def _choice(
+    graph: Graph, node: GraphNode, config: Mapping[str, Any], name: str, choices: Mapping[str, Implementation]
+) -> str:
+    target = graph.target
+    why = {n: unsuited(i, target) or i.misfit(config, target.precision) for n, i in choices.items()}
+    suited = [n for n in choices if why[n] is None]
+    chosen = target.operators.get(name, suited[0])
+    if why[chosen] is not None:
+        message = f"`{chosen}` of operator `{name}` does not fit node `{node.name}`: {why[chosen]}"
+        position = locate(target.operators_tree, (name,))
+        raise ManifestError([graph.mistake(position, message, f"use {', '.join(suited)}", "operator")])
+    return chosen
 
 
 def _check_length(graph: Graph, node: GraphNode, source: ModelSource, generated: int) -> None:

@@ -16,6 +16,7 @@ import torch
 from dagserve.checkpoint import Checkpoint, SourceTensor, open_checkpoint, open_file
 from dagserve.checkpoint.base import bf16_to_f32, f32_to_bf16
 from dagserve.errors import BuildError, CheckpointError
+from dagserve.interface import Made, ParameterMapping
 
 ALIGNMENT = 64
 
@@ -27,6 +28,7 @@ _TORCH_NAMES: Mapping[torch.dtype, str] = {
     torch.int32: "i32",
     torch.bool: "bool",
     torch.uint8: "u8",
+    torch.float8_e4m3fn: "f8e4m3",
 }
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: dtype for dtype, name in _TORCH_NAMES.items()}
 """Torch's dtype for each of this project's."""
@@ -86,14 +88,16 @@ def write_weights(job: Mapping[str, Any], out: Path, report: Callable[[str, floa
     index: dict[str, Any] = {}
     with (out / "weights.bin").open("wb") as stream:
         constants = list(_constants(checkpoint, mapping, modules))
-        for done, (name, dtype, read) in enumerate(constants):
+        for done, (name, like, read) in enumerate(constants):
             values = read()
             stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
-            index[name] = {"dtype": dtype, "shape": list(values.shape), "offset": stream.tell(), "bytes": values.nbytes}
+            dtype, shape = _TORCH_NAMES[like.dtype], list(like.shape)
+            index[name] = {"dtype": dtype, "shape": shape, "offset": stream.tell(), "bytes": values.nbytes}
             stream.write(np.ascontiguousarray(values).data)
             report("weights", (done + 1) / len(constants))
         size = stream.tell()
-    record = {"bytes": size, "tensors": index, "mapping": mapping}
+    said = {name: _said(source) for name, source in mapping.items() if name in saved}
+    record = {"bytes": size, "tensors": index, "mapping": said}
     (out / "index.json").write_text(json.dumps(record))
 
 
@@ -103,21 +107,23 @@ def _open(job: Mapping[str, Any]) -> Checkpoint:
     return open_file(Path(job["source"])) if job["source"] else Checkpoint(Path(), {}, {}, None)
 
 
-def check_parameters(
-    checkpoint: Checkpoint, mapping: Mapping[str, str], parameters: Mapping[str, torch.Tensor]
-) -> None:
+def check_parameters(checkpoint: Checkpoint, mapping: ParameterMapping, parameters: Mapping[str, torch.Tensor]) -> None:
     """Compares what a model loads, parameters and saved buffers, with a checkpoint's tensors.
 
     Raises:
         CheckpointError: with every difference, one a line.
     """
-    wanted = {theirs: parameters[ours] for ours, theirs in mapping.items() if ours in parameters}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for ours, source in mapping.items():
+        if ours in parameters:
+            shapes = source.shapes if isinstance(source, Made) else (tuple(parameters[ours].shape),)
+            wanted |= dict(zip(_names(source), shapes, strict=True))
     problems = [f"no mapping for the model's parameter {p}" for p in parameters if p not in mapping]
-    problems += [f"missing: {name} {list(p.shape)}" for name, p in wanted.items() if name not in checkpoint.tensors]
+    problems += [f"missing: {name} {list(shape)}" for name, shape in wanted.items() if name not in checkpoint.tensors]
     problems += [
-        f"wrong shape: {name} is {list(checkpoint.tensors[name].shape)}, the model needs {list(p.shape)}"
-        for name, p in wanted.items()
-        if name in checkpoint.tensors and checkpoint.tensors[name].shape != tuple(p.shape)
+        f"wrong shape: {name} is {list(checkpoint.tensors[name].shape)}, the model needs {list(shape)}"
+        for name, shape in wanted.items()
+        if name in checkpoint.tensors and checkpoint.tensors[name].shape != tuple(shape)
     ]
     problems += [f"unexpected: {name} {list(t.shape)}" for name, t in _unexpected(checkpoint, mapping)]
     if problems:
@@ -140,8 +146,17 @@ def _misfit(checkpoint: Checkpoint, count: int) -> str:
     )
 
 
-def _unexpected(checkpoint: Checkpoint, mapping: Mapping[str, str]) -> Iterator[tuple[str, SourceTensor]]:
-    known = set(mapping.values())
+def _said(source: str | Made) -> str | list[str]:
+    """How the artifact's description names a parameter's source."""
+    return source if isinstance(source, str) else list(source.sources)
+
+
+def _names(source: str | Made) -> tuple[str, ...]:
+    return (source,) if isinstance(source, str) else source.sources
+
+
+def _unexpected(checkpoint: Checkpoint, mapping: ParameterMapping) -> Iterator[tuple[str, SourceTensor]]:
+    known = {name for source in mapping.values() for name in _names(source)}
     tied = "lm_head.weight" not in known
     for name, tensor in checkpoint.tensors.items():
         ignored = name.endswith(IGNORED_SUFFIXES) or (tied and name == "lm_head.weight")
@@ -150,22 +165,28 @@ def _unexpected(checkpoint: Checkpoint, mapping: Mapping[str, str]) -> Iterator[
 
 
 def _constants(
-    checkpoint: Checkpoint, mapping: Mapping[str, str], modules: Mapping[str, torch.nn.Module]
-) -> Iterator[tuple[str, str, Callable[[], npt.NDArray[Any]]]]:
+    checkpoint: Checkpoint, mapping: ParameterMapping, modules: Mapping[str, torch.nn.Module]
+) -> Iterator[tuple[str, torch.Tensor, Callable[[], npt.NDArray[Any]]]]:
     parameters = {name: p for module in modules.values() for name, p in module.named_parameters()}
     for name, parameter in parameters.items():
-        dtype = _TORCH_NAMES[parameter.dtype]
-        yield name, dtype, partial(convert, checkpoint.tensors[mapping[name]], dtype)
+        yield name, parameter, partial(_read, checkpoint, mapping[name], parameter)
     for package, module in modules.items():
         saved = module.state_dict()
         for name, buffer in module.named_buffers():
-            dtype = _TORCH_NAMES[buffer.dtype]
-            read = partial(convert, checkpoint.tensors[mapping[name]], dtype) if name in saved else None
-            yield buffer_name(package, name), dtype, read or partial(_to_numpy, buffer)
+            read = partial(_read, checkpoint, mapping[name], buffer) if name in saved else partial(_bytes, buffer)
+            yield buffer_name(package, name), buffer, read
 
 
-def _to_numpy(buffer: torch.Tensor) -> npt.NDArray[Any]:
-    return buffer.contiguous().numpy()
+def _read(checkpoint: Checkpoint, source: str | Made, like: torch.Tensor) -> npt.NDArray[Any]:
+    if isinstance(source, str):
+        return convert(checkpoint.tensors[source], _TORCH_NAMES[like.dtype])
+    tensors = [torch.from_numpy(convert(checkpoint.tensors[name], "f32")) for name in source.sources]
+    return _bytes(source.make(tensors, like))
+
+
+def _bytes(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """A tensor's content, for NumPy has not all of Torch's dtypes."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def convert(tensor: SourceTensor, dtype: str) -> npt.NDArray[Any]:
@@ -181,6 +202,14 @@ def convert(tensor: SourceTensor, dtype: str) -> npt.NDArray[Any]:
         raise CheckpointError(f"a tensor of {tensor.dtype} cannot become the model's {dtype}; save it as {dtype}")
     wide = bf16_to_f32(values) if tensor.dtype == "bf16" else values.astype(np.float32)
     return f32_to_bf16(wide) if dtype == "bf16" else wide.astype(np.float16 if dtype == "f16" else np.float32)
+
+
+def make_parameter(source: str | Made, tensors: Mapping[str, torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """A parameter from a checkpoint's tensors, in the format of ``like``."""
+    if isinstance(source, str):
+        return tensors[source].to(like.dtype)
+    made: torch.Tensor = source.make([tensors[name].float() for name in source.sources], like)
+    return made
 
 
 def map_weights(path: Path, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:

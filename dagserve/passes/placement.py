@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dagserve.errors import Diagnostic
 from dagserve.graph import Graph, Tensor, frozen, is_borrowed
+from dagserve.interface import Implementation
 from dagserve.manifest import Target
 from dagserve.manifest.source import did_you_mean, sentence
 from dagserve.manifest.tree import locate, locate_key
@@ -57,10 +58,10 @@ def _tier_mistakes(graph: Graph, target: Target) -> list[Diagnostic]:
 
 
 def check_operators(graph: Graph) -> Graph:
-    """On every target each operator is one of a node's, and its choice one of the node's implementations."""
-    available: dict[str, tuple[str, ...]] = {}
+    """On every target each operator is one of a node's, and its choice one of the node's for the target's device."""
     if any(node.definition is None for node in graph.nodes):
         return graph  # what it would have is not known
+    available: dict[str, Mapping[str, Implementation]] = {}
     for node in graph.nodes:
         available |= getattr(node.definition, "operators", {})
     return graph.reporting(
@@ -74,16 +75,31 @@ def check_operators(graph: Graph) -> Graph:
 
 
 def _operator_mistakes(
-    graph: Graph, target: Target, name: str, choice: str, available: Mapping[str, tuple[str, ...]]
+    graph: Graph, target: Target, name: str, choice: str, available: Mapping[str, Mapping[str, Implementation]]
 ) -> Iterator[Diagnostic]:
     if name not in available:
         message = f"target `{target.name}` chooses operator `{name}`, which no node has"
         fix = sentence(f"use {', '.join(available)}" if available else "remove it", did_you_mean(name, available))
         yield graph.mistake(locate_key(target.operators_tree, name), message, fix, "operator")
-    elif choice not in available[name]:
+        return
+    suited = [n for n, i in available[name].items() if unsuited(i, target) is None]
+    if choice not in available[name]:
         message = f"operator `{name}` has no implementation `{choice}`"
-        fix = sentence(f"use {', '.join(available[name])}", did_you_mean(choice, available[name]))
+        fix = sentence(f"use {', '.join(suited)}", did_you_mean(choice, suited))
         yield graph.mistake(locate(target.operators_tree, (name,)), message, fix, "operator")
+    elif (why := unsuited(available[name][choice], target)) is not None:
+        message = f"`{choice}` of operator `{name}` cannot run on target `{target.name}`: {why}"
+        yield graph.mistake(locate(target.operators_tree, (name,)), message, f"use {', '.join(suited)}", "operator")
+
+
+def unsuited(implementation: Implementation, target: Target) -> str | None:
+    """Why a target's device cannot run an implementation, None where it can as far as the manifest says."""
+    if target.device not in implementation.devices:
+        return f"it is for {' and '.join(implementation.devices)}, and the target's device is {target.device}"
+    compute = target.match.get("compute")
+    if compute is not None and float(compute) < implementation.compute:
+        return f"it needs compute capability {implementation.compute}, and the target's is {compute}"
+    return None
 
 
 def plan_buffers(graph: Graph) -> Graph:

@@ -27,6 +27,7 @@ _TORCH: Mapping[str, torch.dtype] = {
     "f16": torch.float16,
     "bf16": torch.bfloat16,
     "f32": torch.float32,
+    "f8e4m3": torch.float8_e4m3fn,
 }
 
 

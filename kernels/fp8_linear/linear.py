@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from dagserve.kernels.fp8_linear.op import IMPLEMENTATIONS
-from dagserve.kernels.fp8_linear.weights import POLICIES, aligned
+from dagserve.kernels.fp8_linear.weights import aligned
+from dagserve.kernels.quantize.op import ADD_NORM, NORM
 from dagserve.kernels.quantize.op import IMPLEMENTATIONS as QUANTIZE
 
 
@@ -24,7 +25,8 @@ class Fp8Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.in_features, self.out_features, self.dtype = in_features, out_features, dtype
-        self.product, self.quantize = IMPLEMENTATIONS[operators["fp8_linear"]], QUANTIZE[operators["quantize"]]
+        self.product, chosen = IMPLEMENTATIONS[operators["fp8_linear"]], operators["quantize"]
+        self.quantize, self.norm_quantize, self.add_norm_quantize = QUANTIZE[chosen], NORM[chosen], ADD_NORM[chosen]
         features, columns = aligned(out_features), aligned(in_features)
         self.weight = _fixed(torch.empty(features, columns, dtype=torch.float8_e4m3fn))
         self.scale = _fixed(torch.empty(features, dtype=torch.float32))
@@ -57,16 +59,10 @@ class Fp8Linear(nn.Module):
 
 
 def linear(
-    group: str,
-    policy: str,
-    in_features: int,
-    out_features: int,
-    bias: bool,
-    dtype: torch.dtype,
-    operators: Mapping[str, str],
-) -> nn.Module:
-    """The linear of a group (``qkv``, ``o``, ``gate_up``, ``down``, ``lm_head``) under one of ``weights.POLICIES``."""
-    if group in POLICIES[policy]:
+    group: str, in_features: int, out_features: int, bias: bool, dtype: torch.dtype, operators: Mapping[str, str]
+) -> nn.Linear | Fp8Linear:
+    """A linear layer as ``operators`` has its group (``projections``, ``mlp``): ``dense`` or ``fp8_rowwise``."""
+    if operators[group] == "fp8_rowwise":
         return Fp8Linear(in_features, out_features, bias, dtype, operators)
     return nn.Linear(in_features, out_features, bias, dtype=dtype)
 

@@ -37,7 +37,7 @@ extern const dagserve_cpu_node kPythonNode;
 // ---- plan ----------------------------------------------------------------------------------------------------------
 
 Dtype parse_dtype(const std::string& name) {
-  for (int i = 0; i <= static_cast<int>(Dtype::text); ++i)
+  for (int i = 0; i <= static_cast<int>(Dtype::f8e4m3); ++i)
     if (name == dtype_name(static_cast<Dtype>(i))) return static_cast<Dtype>(i);
   throw std::invalid_argument("plan: unknown dtype " + name);
 }

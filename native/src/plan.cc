@@ -15,13 +15,14 @@ std::size_t dtype_bytes(Dtype dtype) {
     case Dtype::u8:
     case Dtype::boolean:
     case Dtype::text:
+    case Dtype::f8e4m3:
       return 1;
   }
   return 1;
 }
 
 const char* dtype_name(Dtype dtype) {
-  constexpr const char* kNames[] = {"u8", "bool", "i32", "i64", "f16", "bf16", "f32", "text"};
+  constexpr const char* kNames[] = {"u8", "bool", "i32", "i64", "f16", "bf16", "f32", "text", "f8e4m3"};
   return kNames[static_cast<int>(dtype)];
 }
 

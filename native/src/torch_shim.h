@@ -25,7 +25,7 @@ struct TorchShim {
   std::int32_t (*get_num_threads)(std::uint32_t*);
   void (*omp_set_num_threads)(int);       // null where torch has no OpenMP
   int (*mkl_set_num_threads_local)(int);  // null where torch has no MKL
-  std::int32_t dtypes[7];                 // torch's code of each Dtype but text
+  std::int32_t dtypes[9];                 // torch's code of each Dtype; of text none
   std::int32_t cpu;                       // torch's code of the CPU device type
 
   // Prepares the calling thread: its operators use no other thread, whatever the process set, and keep no gradients.

@@ -19,7 +19,8 @@
 
 namespace dagserve {
 
-enum class Dtype : std::uint8_t { u8, boolean, i32, i64, f16, bf16, f32, text };
+// Constants alone may be f8e4m3.
+enum class Dtype : std::uint8_t { u8, boolean, i32, i64, f16, bf16, f32, text, f8e4m3 };
 
 // The closed set of request errors; dagserve/errors.py has the same names.
 enum class Code : std::uint8_t {
