@@ -14,8 +14,7 @@ from dagserve.build.assemble import artifact_key, write_artifact
 from dagserve.build.cache import BuildCache, default_cache_root
 from dagserve.build.design import design_build
 from dagserve.build.run import Progress, run_steps
-from dagserve.errors import ArtifactError, BuildError
-from dagserve.graph import BUILT_DEVICE, unsupported_device
+from dagserve.errors import ArtifactError
 from dagserve.passes import check_manifest
 
 
@@ -52,13 +51,11 @@ def compile_manifest(
     Raises:
         ManifestError: the manifest has mistakes.
         CheckpointError: a model cannot be imported.
-        BuildError: a package cannot be built, or differs from eager; or the target's device is not supported.
+        BuildError: a package cannot be built, or differs from eager; or the target's GPU is not here.
     """
     started = time.perf_counter()
     cache = cache or BuildCache(default_cache_root())
     graph = check_manifest(path, variables, target)
-    if graph.target.device != BUILT_DEVICE:
-        raise BuildError(f"target `{graph.target.name}`: {unsupported_device(graph.target.device)}")
     output = output or Path("artifacts") / f"{graph.manifest.name}.{graph.target.name}"
     design = design_build(graph, cache)
     key = artifact_key(graph, design)

@@ -59,7 +59,10 @@ def check_fingerprint(plan: Mapping[str, Any]) -> None:
         ArtifactError: another device, torch or instruction set.
     """
     if plan["device"] != "cpu":
-        raise ArtifactError(f"the artifact is for device {plan['device']}; this version runs cpu artifacts only")
+        raise ArtifactError(
+            f"the artifact is for device {plan['device']}, which this version does not serve; "
+            "`dagserve run --reference` runs it, and a target with `device: cpu` is served"
+        )
     here = {"torch": importlib.metadata.version("torch"), "isa": host_isa()}
     for what, value in here.items():
         built = plan["fingerprint"][what]

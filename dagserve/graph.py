@@ -30,13 +30,13 @@ UNKNOWN = TensorType("")
 
 OFFSET_BYTES = 8
 
-BUILT_DEVICE = "cpu"
-"""The device this version builds and runs packages for."""
+SERVED_DEVICE = "cpu"
+"""The device whose artifacts the native runtime runs."""
 
 
-def unsupported_device(device: str) -> str:
-    """Why a target or an artifact for another device cannot be built or run, and what to do."""
-    return f"device {device} is not built or run by this version; choose a target with `device: {BUILT_DEVICE}`"
+def unserved_device(device: str) -> str:
+    """What can be done with an artifact for another device."""
+    return f"device {device} is not served by this version; `dagserve run --reference` runs such an artifact"
 
 
 def frozen(values: Mapping[str, V]) -> Mapping[str, V]:
@@ -196,7 +196,7 @@ class Graph:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What the manifest asks for and this version does not do."""
-        found = [unsupported_device(self.target.device)] if self.target.device != BUILT_DEVICE else []
+        found = [unserved_device(self.target.device)] if self.target.device != SERVED_DEVICE else []
         found += [
             f"node `{node.name}` runs in Python: its requests wait for one lock; for prototypes, see docs/nodes.md"
             for node in self.nodes

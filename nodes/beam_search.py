@@ -66,7 +66,7 @@ class Prefill(Backbone):
         kept: list[Tensor] = []
         for layer in self.blocks():
             x, k, v = layer.with_keys(x, cos, sin, packing)
-            kept += [rows.flatten(1)[packing.pad] for rows in (k, v)]
+            kept += [rows[packing.pad].flatten(2) for rows in (k, v)]
         hidden = self.norm(x[packing.last]).unsqueeze(1)
         prompts, beams, n = hidden.shape[0], width.shape[0], self.steps
         prefix = torch.stack(kept)

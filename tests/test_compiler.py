@@ -281,12 +281,27 @@ def test_the_documented_plan_is_one() -> None:
     jsonschema.validate(json.loads(re.sub(r"(^|\s)//.*$", "", found[1], flags=re.MULTILINE)), schema)
 
 
-def test_another_device_is_refused(tmp_path: Path, relevance_artifact: Path) -> None:
+def test_another_device_is_refused(
+    tmp_path: Path, relevance_artifact: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = edited(tmp_path, ("device: cpu", "device: cuda"))
-    with pytest.raises(BuildError, match="target `cpu`: device cuda is not built"):
-        compile_manifest(manifest)
-    with pytest.raises(ArtifactError, match="device cuda"):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="target `cpu` is built on the GPU it is for, and here is none"):
+        compile_manifest(manifest, {"model": str(tiny_model)}, output=tmp_path / "artifact")
+    with pytest.raises(ArtifactError, match=r"device cuda.*dagserve run --reference"):
         check_fingerprint({**read_plan(relevance_artifact), "device": "cuda"})
+
+
+def test_a_gpu_that_is_not_the_one_named_is_refused(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA L4, 8.9'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    manifest = edited(tmp_path, ("device: cpu", 'device: cuda\n    match: {name: H200, compute: "9.0"}'))
+    with pytest.raises(BuildError, match=r"target `cpu` is for .*name H200.*; this machine has NVIDIA L4, compute 8.9"):
+        compile_manifest(manifest, {"model": str(tiny_model)}, output=tmp_path / "artifact")
 
 
 def test_verify_covers_every_file(tmp_path: Path, relevance_artifact: Path) -> None:

@@ -168,7 +168,8 @@ def _write_package(
     name = build.package_name(package)
     path = f"packages/{name}/model.so"
     (root / path).parent.mkdir(parents=True)
-    _link(built[name] / "model.so", root / path)
+    for built_file in (built[name] / "model.so", *sorted(built[name].glob("*.cubin"))):
+        _link(built_file, (root / path).parent / built_file.name)
     record = json.loads((built[name] / "package.json").read_text())
     prefix = prefixes[build.weights_name(package)]
     return {

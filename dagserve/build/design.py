@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dagserve.build.cache import BuildCache
-from dagserve.build.keys import digest, environment_fingerprint, module_digest, source_digest
+from dagserve.build.keys import device_fingerprint, digest, environment_fingerprint, module_digest, source_digest
 from dagserve.build.run import Step
 from dagserve.build.sources import CHECKPOINT, NO_WEIGHTS, ModelSource, import_weights
 from dagserve.errors import ManifestError
@@ -18,6 +18,9 @@ from dagserve.manifest.tree import locate
 from dagserve.passes.placement import unsuited
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+
+_REFERENCE = "torch"
+"""What every operator calls the implementation that fixes its semantics."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,12 @@ class NodeBuild:
         """The name of one of its packages in the artifact."""
         return f"{self.node.name}.{package.name}"
 
+    @property
+    def reference(self) -> dict[str, str]:
+        """The operators that have an implementation in Torch, each with that."""
+        available: Operators = getattr(self.node.definition, "operators", {})
+        return {name: _REFERENCE for name, choices in available.items() if _REFERENCE in choices}
+
     def weights_name(self, package: PackageSpec) -> str:
         """The name of the step that writes a package's weights. Packages over one source share the file."""
         return f"weights {self.sources[package.weights].digest[:12]}"
@@ -51,6 +60,7 @@ class BuildDesign:
     tolerance: float
     code: str
     environment: Mapping[str, str]
+    device: str
 
     def package_steps(self, built: Mapping[str, Path]) -> list[Step]:
         """One step a package. The key has no weights in it: a new checkpoint of the same structure reuses packages."""
@@ -78,6 +88,8 @@ class BuildDesign:
             "compared": list(package.compared),
             "ranges": {name: list(limits) for name, limits in package.ranges.items()},
             "bounds": {s: build.bounds[s] for s in package_symbols(package)},
+            "device": self.device,
+            "reference": build.reference,
         }
         key = digest([job, self.code, module_digest(package.module), dict(self.environment)])
         weights = str(built[build.weights_name(package)])
@@ -98,7 +110,8 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
     """Plans the build of a checked graph.
 
     Raises:
-        ManifestError: a length that a node's model cannot take.
+        BuildError: the target is for a GPU that is not here.
+        ManifestError: a length that a node's model cannot take, or an operator's implementation that does not fit it.
         CheckpointError: a model cannot be imported.
     """
     nodes = tuple(_design_node(graph, n, cache) for n in graph.nodes if n.engine == "aoti")
@@ -112,7 +125,8 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
         validation.shapes,
         validation.tolerance[precision],
         code,
-        environment_fingerprint(),
+        environment_fingerprint() | (device_fingerprint(graph.target) if graph.target.device == "cuda" else {}),
+        graph.target.device,
     )
 
 

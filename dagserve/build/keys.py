@@ -9,10 +9,13 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from dagserve.errors import BuildError
+from dagserve.manifest import Target
 
 _ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 
@@ -70,7 +73,7 @@ def compiler_version() -> str:
     return out.partition("\n")[0]
 
 
-def environment_fingerprint() -> Mapping[str, str]:
+def environment_fingerprint() -> dict[str, str]:
     """Versions and instruction sets a package is tied to."""
     return {
         "torch": importlib.metadata.version("torch"),
@@ -78,3 +81,38 @@ def environment_fingerprint() -> Mapping[str, str]:
         "isa": host_isa(),
         "compiler": compiler_version(),
     }
+
+
+def device_fingerprint(target: Target) -> dict[str, str]:
+    """The GPU that packages are built and tuned for: the first one that CUDA shows to this process.
+
+    Source: ``nvidia-smi``, so that nothing imports torch.
+
+    Raises:
+        BuildError: there is none, or it is not what the target's ``match`` says.
+    """
+    command = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        command += ["-i", visible.partition(",")[0]]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        lines = []
+    if not lines:
+        fix = "compile on a machine that has one, or choose a target with `device: cpu`"
+        raise BuildError(f"target `{target.name}` is built on the GPU it is for, and here is none; {fix}")
+    name, compute = (part.strip() for part in lines[0].rsplit(",", 1))
+    wanted = {"name": str(target.match.get("name", "")), "compute": str(target.match.get("compute", compute))}
+    if wanted["name"] not in name or wanted["compute"] != compute:
+        asked = ", ".join(f"{key} {value}" for key, value in target.match.items())
+        raise BuildError(f"target `{target.name}` is for {asked}; this machine has {name}, compute {compute}")
+    return {"gpu": name, "compute": compute, "triton": package_version("triton")}
+
+
+def package_version(name: str) -> str:
+    """The installed version of a distribution, ``none`` where it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"

@@ -28,14 +28,20 @@ _WIDEST_SMALL = 8
 Report = Callable[[str, float], None]
 
 
-def load_module(job: Mapping[str, Any]) -> torch.nn.Module:
-    """The package's module with its parameters over the weights file."""
-    module = make_module(job["module"], job["arguments"])
+def load_module(job: Mapping[str, Any], *, reference: bool = False) -> torch.nn.Module:
+    """The package's module on its device, its parameters over the weights file where that is the CPU.
+
+    ``reference`` has the Torch implementation of every operator that has one, whatever the target chose.
+    """
+    arguments = dict(job["arguments"])
+    if reference and "operators" in arguments:
+        arguments["operators"] = {**arguments["operators"], **job["reference"]}
+    module = make_module(job["module"], arguments)
     weights = map_weights(Path(job["weights"]) / "weights.bin", _index(job)["tensors"])
     for name, parameter in module.named_parameters():
-        parameter.data = weights[name]
+        parameter.data = weights[name].to(job["device"])
     for name, buffer in module.named_buffers():
-        buffer.data = weights[buffer_name(job["name"], name)]
+        buffer.data = weights[buffer_name(job["name"], name)].to(job["device"])
     return module
 
 
@@ -44,7 +50,7 @@ def _index(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compile_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
-    """Writes ``model.so`` and ``package.json`` (constants, seconds) into ``out``."""
+    """Writes ``model.so``, its kernels (``*.cubin``) and ``package.json`` (constants, seconds) into ``out``."""
     started = time.perf_counter()
     module = load_module(job)
     report("export", 0.1)
@@ -56,9 +62,9 @@ def compile_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(archive), inductor_configs=dict(INDUCTOR_OPTIONS)
         )
-    _extract(archive, out / "model.so")
+    _extract(archive, out)
     archive.unlink()
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(out / "model.so"), 1)
+    runner = open_package(out / "model.so", job["device"])
     names = sorted(set(runner.get_constant_names_to_original_fqns().values()))
     record = {
         "constants": constant_sources(job["name"], names, _index(job)["tensors"]),
@@ -68,8 +74,15 @@ def compile_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
     report("compiled", 1.0)
 
 
-def _extract(archive: Path, target: Path) -> None:
-    """Takes the shared object out of a package, and refuses one that needs Python-side operators."""
+def open_package(library: Path, device: str) -> Any:
+    """Torch's own runner of a package; kernels are beside its shared object."""
+    if device == "cpu":
+        return torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    return torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), 1, device, str(library.parent))
+
+
+def _extract(archive: Path, out: Path) -> None:
+    """Takes the shared object and its kernels out of a package; refuses one that needs Python-side operators."""
     with zipfile.ZipFile(archive) as content:
         names = content.namelist()
         objects = [n for n in names if n.endswith(".so")]
@@ -81,7 +94,10 @@ def _extract(archive: Path, target: Path) -> None:
                 f"package has {len(objects)} shared objects and operators without a C shim ({without}); "
                 "replace the operator by one AOTInductor lowers"
             )
-        target.write_bytes(content.read(objects[0]))
+        (out / "model.so").write_bytes(content.read(objects[0]))
+        for name in names:
+            if name.endswith(".cubin"):
+                (out / Path(name).name).write_bytes(content.read(name))
 
 
 def sizes_at(shape: str, bounds: Mapping[str, int]) -> dict[str, int]:
@@ -124,7 +140,7 @@ def _example(module: torch.nn.Module, job: Mapping[str, Any], sizes: Mapping[str
         where = f"{job['module']}: example {port['name']}"
         assert tensor.dtype == TORCH_DTYPES[declared.dtype], f"{where} is {tensor.dtype}"
         assert tensor.dim() == len(declared.shape), f"{where} has rank {tensor.dim()}"
-    return example
+    return tuple(tensor.to(job["device"]) for tensor in example)
 
 
 def _random_inputs(
@@ -146,10 +162,12 @@ def _random_inputs(
 def verify_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
     """Runs the package and eager on the same inputs at the minimum, middle and maximum shapes; writes ``checks.json``.
 
+    Eager has the Torch implementation of every operator, so that kernels are compared with what they must compute.
+
     Raises:
         BuildError: shape or dtype differ, or the error passes the tolerance at some shape.
     """
-    module = load_module(job)
+    module = load_module(job, reference=True)
     runner = _bind(job)
     checks = {}
     for done, shape in enumerate(job["shapes"]):
@@ -195,11 +213,11 @@ def check_outputs(
 
 
 def _bind(job: Mapping[str, Any]) -> Any:
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(Path(job["package"]) / "model.so"), 1)
+    runner = open_package(Path(job["package"]) / "model.so", job["device"])
     weights = map_weights(Path(job["weights"]) / "weights.bin", _index(job)["tensors"])
     names = runner.get_constant_names_to_original_fqns()
     sources = constant_sources(job["name"], names.values(), weights)
-    constants = {name: weights[sources[fqn]] for name, fqn in names.items()}
+    constants = {name: weights[sources[fqn]].to(job["device"]) for name, fqn in names.items()}
     runner.update_constant_buffer(constants, False, True, True)
     return runner
 

@@ -38,8 +38,9 @@ class ReferenceRuntime:
         self.root = artifact
         self.plan = read_plan(artifact)
         self._bounds = {s["name"]: s["bound"] for s in self.plan["symbols"]}
-        self._weights = _map_weights(artifact, self.plan["weights"])
-        self._packages = [_load_package(artifact, p, self._weights) for p in self.plan["packages"]]
+        self._device = self.plan["device"]
+        self._weights = {n: t.to(self._device) for n, t in _map_weights(artifact, self.plan["weights"]).items()}
+        self._packages = [_load_package(artifact, p, self._weights, self._device) for p in self.plan["packages"]]
         self._cpu = {
             n["name"]: _make_cpu_node(self.plan, n, artifact) for n in self.plan["nodes"] if n["engine"] == "cpu"
         }
@@ -90,13 +91,13 @@ class ReferenceRuntime:
         for call in node["calls"]:
             if not request.selects(call.get("when"), kept):
                 continue
-            operands = [_operand(o, request, kept) for o in call["inputs"]]
+            operands = [_operand(o, request, kept).to(self._device) for o in call["inputs"]]
             results = self._packages[call["package"]].run(operands)
             for output, result in zip(call["outputs"], results, strict=True):
                 if "local" in output:
                     kept[output["local"]] = result
                 else:
-                    request.set(output["tensor"], result.numpy())
+                    request.set(output["tensor"], result.cpu().numpy())
 
 
 class _Request:
@@ -254,8 +255,13 @@ def _map_weights(root: Path, weights: Mapping[str, Any]) -> dict[str, torch.Tens
     }
 
 
-def _load_package(root: Path, package: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> Any:
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(root / package["path"]), 1)
+def _load_package(root: Path, package: Mapping[str, Any], weights: Mapping[str, torch.Tensor], device: str) -> Any:
+    library = root / package["path"]
+    runner: Any
+    if device == "cpu":
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    else:
+        runner = torch._C._aoti.AOTIModelContainerRunnerCuda(str(library), 1, device, str(library.parent))
     names = runner.get_constant_names_to_original_fqns()
     runner.update_constant_buffer({n: weights[package["constants"][f]] for n, f in names.items()}, False, True, True)
     return runner

@@ -44,7 +44,8 @@ TorchShim load() {
   find(library, "torch_get_num_threads", shim.get_num_threads);
   shim.omp_set_num_threads = reinterpret_cast<void (*)(int)>(dlsym(library, "omp_set_num_threads"));
   shim.mkl_set_num_threads_local = reinterpret_cast<int (*)(int)>(dlsym(library, "MKL_Set_Num_Threads_Local"));
-  constexpr const char* kDtypes[] = {"uint8", "bool", "int32", "int64", "float16", "bfloat16", "float32", nullptr, "float8_e4m3fn"};
+  constexpr const char* kDtypes[] = {"uint8",    "bool",    "int32", "int64",        "float16",
+                                     "bfloat16", "float32", nullptr, "float8_e4m3fn"};
   for (int i = 0; i < 9; ++i) {
     if (kDtypes[i] == nullptr) continue;
     std::int32_t (*code)() = nullptr;
