@@ -42,7 +42,7 @@ def draw(
     generator = torch.Generator().manual_seed(seed)
     sizes = [h * size for h in (heads[0], heads[1], heads[1])]
     rows = torch.randn(tokens, sum(sizes), generator=generator).to(DTYPES[dtype]).to(DEVICE)
-    q, k, v = (x.unflatten(1, (-1, size)) for x in rows.split(sizes, dim=1))
+    q, k, v = (x.view(tokens, x.shape[1] // size, size) for x in torch.split(rows, sizes, dim=1))
     if not packed:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     weights = torch.randn(2, size, generator=generator).to(DTYPES[dtype]).to(DEVICE)
@@ -160,7 +160,7 @@ class Rope(torch.nn.Module):
     def forward(
         self, qkv: Tensor, weights: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, rows: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (x.unflatten(1, (-1, 64)) for x in qkv.split([14 * 64, 2 * 64, 2 * 64], dim=1))
+        q, k, v = (x.view(qkv.shape[0], -1, 64) for x in torch.split(qkv, [14 * 64, 2 * 64, 2 * 64], dim=1))
         again = IMPLEMENTATIONS["triton"](q, k, None, None, cos, sin, EPS)
         return WRITE["triton"](q, k, v, weights[0], weights[1], cos, sin, EPS, keys, values, rows), *again
 

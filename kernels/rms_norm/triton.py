@@ -72,9 +72,9 @@ def _rms_norm(
 
 def _tuned(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Rows of a wider matrix are read in place; leading dimensions become rows."""
-    rows = [t if t is None else _rows(t) for t in (x, residual)]
-    c = load_config("rms_norm").pick(tokens=upper_bound(rows[0].shape[0]), columns=upper_bound(x.shape[-1]))
-    out, summed = _rms_norm(rows[0], rows[1], weight, eps, c["ROWS"], c["warps"])
+    rows, added = _rows(x), None if residual is None else _rows(residual)
+    c = load_config("rms_norm").pick(tokens=upper_bound(rows.shape[0]), columns=upper_bound(x.shape[-1]))
+    out, summed = _rms_norm(rows, added, weight, eps, c["ROWS"], c["warps"])
     return out.reshape(x.shape), summed
 
 

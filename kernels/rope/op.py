@@ -9,13 +9,11 @@ from torch import Tensor
 from dagserve.kernels.optional import triton_function
 from dagserve.kernels.rope import reference
 
-QkNormRope = Callable[
-    [Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor, float],
-    tuple[Tensor, Tensor],
-]
-QkNormRopeWrite = Callable[
-    [Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor, Tensor, float, Tensor, Tensor, Tensor], Tensor
-]
+QkNormRope = Callable[..., tuple[Tensor, Tensor]]
+"""Arguments as :func:`dagserve.kernels.rope.reference.qk_norm_rope` has them."""
+
+QkNormRopeWrite = Callable[..., Tensor]
+"""Arguments as :func:`dagserve.kernels.rope.reference.qk_norm_rope_write` has them."""
 
 
 def triton_qk_norm_rope(
