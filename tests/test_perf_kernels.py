@@ -23,7 +23,7 @@ exact_conversions()
 loops_to_scalars()
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_every_side_of_ours_is_right_in_a_small_case(operator: str) -> None:
     failed = check_small([operator], DEVICE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from dagserve.graph import Graph, GraphNode
 from dagserve.interface import BuildSpec, PackageSpec, Port
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+
+KERNEL_CONFIGS = "DAGSERVE_KERNEL_CONFIGS"
+"""As ``kernels/configs.py`` reads it: a folder of tile sizes, ``<op>/configs/<gpu>.json``."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
     """
     nodes = tuple(_design_node(graph, n, cache) for n in graph.nodes if n.engine == "aoti")
     precision = graph.target.precision
-    code = source_digest([_PACKAGE / "build", _PACKAGE / "checkpoint", _PACKAGE / "nodes", _PACKAGE / "kernels"])
+    code = source_digest(_code_folders())
     validation = graph.manifest.validation
     return BuildDesign(
         nodes,
@@ -112,6 +116,13 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
         code,
         environment_fingerprint(),
     )
+
+
+def _code_folders() -> list[Path]:
+    """What a package is built by: code, and tile sizes that were found here (see ``dagserve tune-kernels``)."""
+    own = os.environ.get(KERNEL_CONFIGS)
+    folders = [_PACKAGE / name for name in ("build", "checkpoint", "nodes", "kernels")]
+    return [*folders, Path(own)] if own else folders
 
 
 def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:

@@ -87,7 +87,8 @@ def candidates(tokens: int, features: int) -> list[Tiles]:
     else:
         shapes = [(64, 128, 128), (128, 128, 128), (128, 256, 64), (128, 256, 128), (256, 128, 64), (256, 128, 128)]
     found: list[Tiles] = []
-    for (rows, channels, depth), split, stages in itertools.product(shapes, splits, (3, 4, 5)):
+    stages_worth = (3, 5) if tokens <= 128 else (3, 4)
+    for (rows, channels, depth), split, stages in itertools.product(shapes, splits, stages_worth):
         warps = 8 if rows * channels >= 128 * 128 else 4
         tile = {"BLOCK_M": rows, "BLOCK_N": channels, "BLOCK_K": depth, "SPLIT": split}
         found.append({**tile, "warps": warps, "stages": stages})
