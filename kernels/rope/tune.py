@@ -71,11 +71,11 @@ BUCKETS = tuple((most, Case(count, *model)) for model in MODELS for most, count 
 
 
 def candidates() -> list[Tiles]:
-    """Tokens and heads of a program, and its warps."""
+    """Tokens and heads of a program, and its warps: so few that a thread reads several neighbours of a head at once."""
     return [
         {"TOKENS": tokens, "HEADS": heads, "warps": warps}
         for tokens, heads, warps in itertools.product((1, 4, 8, 16), (1, 2, 4), (1, 2, 4))
-        if tokens > 1 or warps == 1
+        if warps == 1 or tokens >= 4 * warps
     ]
 
 
