@@ -9,11 +9,15 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from dagserve.kernels.beam.reference import merge
 from dagserve.kernels.beam.triton import _merge
 from dagserve.kernels.tuning import Problem, Tiles, Trial
+
+MOST_KEYS = 64
+"""More in a thread do not fit its registers, and take the compiler half a minute."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +46,18 @@ CASES = (Case(1, 100), Case(8, 100), Case(1, 400))
 SMALL = (Case(2, 5),)
 
 
-def candidates() -> list[Tiles]:
-    """Blocks and groups of the two-level selection, and warps of either kernel."""
-    return [
-        {"BLOCK": block, "GROUP": group, "scan_warps": 4, "merge_warps": warps}
-        for block, group, warps in itertools.product((512, 1024, 4096), (4, 8, 16, 32), (8, 16, 32))
-    ]
+def candidates(width: int) -> list[Tiles]:
+    """Blocks and groups of the two-level selection, and warps of either kernel.
+
+    The merge holds a group's key, and then ``GROUP`` keys of each group that it chose: at most
+    :data:`MOST_KEYS` in a thread.
+    """
+    found: list[Tiles] = []
+    for block, group, warps in itertools.product((512, 1024, 4096), (4, 8, 16, 32), (8, 16, 32)):
+        keys = max(triton.next_power_of_2(2 * width * width // group), triton.next_power_of_2(2 * width) * group)
+        if keys <= MOST_KEYS * 32 * warps:
+            found.append({"BLOCK": block, "GROUP": group, "scan_warps": 4, "merge_warps": warps})
+    return found
 
 
 def problems(cases: Sequence[Case] = (CASES[0], CASES[2])) -> list[Problem]:
@@ -57,7 +67,7 @@ def problems(cases: Sequence[Case] = (CASES[0], CASES[2])) -> list[Problem]:
             case.name,
             {"count_at_most": 256 if case.width <= 128 else 1024},
             {"count": 2 * case.width},
-            candidates(),
+            candidates(case.width),
             partial(_prepare, case),
         )
         for case in cases

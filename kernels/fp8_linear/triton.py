@@ -101,7 +101,7 @@ def add_parts_kernel(
     m_feature = o_feature < features
     b_sum = tl.zeros([BLOCK], tl.float32)
     for i_part in tl.static_range(SPLIT):
-        o_part = (i_part * tokens.to(tl.int64) + i_token) * features + o_feature
+        o_part = (tl.cast(i_part, tl.int64) * tokens + i_token) * features + o_feature
         b_sum += tl.load(p_part + o_part, mask=m_feature, other=0.0)
     b_out = finished(b_sum, p_x_scale, p_weight_scale, p_bias, i_token, o_feature, m_feature, BIAS)
     tl.store(p_out + i_token * features + o_feature, b_out.to(p_out.dtype.element_ty), mask=m_feature)

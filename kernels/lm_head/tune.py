@@ -9,9 +9,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from dagserve.kernels.beam.selection import candidates as reference
+from dagserve.kernels.beam.tune import MOST_KEYS
 from dagserve.kernels.lm_head.triton import _candidates
 from dagserve.kernels.tuning import Problem, Tiles, Trial, largest_difference
 
@@ -50,12 +52,14 @@ CASES = (Case(100), Case(400), Case(100, 1024), Case(400, 1024))
 SMALL = (Case(3, 16, 300),)
 
 
-def tiles() -> list[Tiles]:
-    """Blocks of a row, groups of the two-level selection, and warps of either kernel."""
-    return [
-        {"BLOCK": block, "GROUP": group, "scan_warps": scan, "select_warps": select}
-        for block, group, scan, select in itertools.product((4096, 8192), (8, 16, 32), (4, 8), (8, 16, 32))
-    ]
+def tiles(case: Case) -> list[Tiles]:
+    """Blocks of a row, groups of the two-level selection, and warps of either kernel, as for the merge of beams."""
+    found: list[Tiles] = []
+    for block, group, scan, select in itertools.product((4096, 8192), (8, 16, 32), (4, 8), (8, 16, 32)):
+        groups, chosen = case.vocabulary // group, triton.next_power_of_2(2 * case.width) * group
+        if max(triton.next_power_of_2(groups), chosen) <= MOST_KEYS * 32 * select:
+            found.append({"BLOCK": block, "GROUP": group, "scan_warps": scan, "select_warps": select})
+    return found
 
 
 def problems(cases: Sequence[Case] = CASES[:2]) -> list[Problem]:
@@ -65,7 +69,7 @@ def problems(cases: Sequence[Case] = CASES[:2]) -> list[Problem]:
             f"{case.name}, selection",
             {"count_at_most": 256 if case.width <= 128 else 1024},
             {"count": 2 * case.width},
-            tiles(),
+            tiles(case),
             partial(_prepare, case),
         )
         for case in cases
