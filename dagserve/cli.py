@@ -236,6 +236,31 @@ def bench(
         raise typer.Exit(run(url, request, concurrency, requests, duration, warmup, json_path))
 
 
+@app.command(name="tune-kernels")
+def tune_kernels(
+    operators: Annotated[
+        list[str] | None, typer.Argument(help="Operators, folders of kernels/; all when left out.", metavar="OPERATOR")
+    ] = None,
+    configs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for OPERATOR/configs/GPU.json ($DAGSERVE_KERNEL_CONFIGS or the package when left out)."
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the tables of all that was tried.")] = Path("perf/results"),
+    limit: Annotated[
+        float | None, typer.Option(min=0, help="Seconds; what is not done then keeps the tiles it had.")
+    ] = None,
+) -> None:
+    """Search tile sizes of the Triton kernels on this GPU; `compile` uses them for targets like it."""
+    from dagserve.tuning import tune_kernels as tune
+
+    with _reporting():
+        written = tune(operators or [], configs, out, limit, typer.echo)
+    for path in written:
+        typer.echo(f"wrote {path}")
+
+
 @app.command(name="include-dir")
 def include_dir() -> None:
     """Print the folder of dagserve/cpu_node.h, for building CPU nodes of your own."""

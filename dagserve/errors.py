@@ -47,6 +47,10 @@ class BuildError(DagserveError):
     """A package that could not be built, or whose output differs from the reference."""
 
 
+class TuningError(DagserveError):
+    """Kernels that cannot be tuned here."""
+
+
 class ArtifactError(DagserveError):
     """An artifact that is missing, damaged, or made for another machine or version."""
 

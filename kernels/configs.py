@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +15,9 @@ import torch
 
 _KERNELS = Path(__file__).parent
 _AT_MOST = "_at_most"
+
+OWN_CONFIGS = "DAGSERVE_KERNEL_CONFIGS"
+"""Environment variable: a folder with ``<op>/configs/<gpu>.json``, for where the package is installed read-only."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class KernelConfig:
 def load_config(op: str, gpu: str | None = None) -> KernelConfig:
     """The configuration of ``kernels/<op>`` for a GPU, or the default one with a warning that says how to tune.
 
+    Files of the folder that ``$DAGSERVE_KERNEL_CONFIGS`` names come before those that are installed.
+
     Args:
         op: folder of the operator, ``"attention"``.
         gpu: a file's name (``"h200"``) or the GPU's (``"NVIDIA H200"``); None for the device that CUDA has current, and
@@ -68,16 +75,45 @@ def load_config(op: str, gpu: str | None = None) -> KernelConfig:
     """
     if gpu is None:
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "default"
-    folder = _KERNELS / op / "configs"
-    for path in sorted(folder.glob("*.json")):
-        config = KernelConfig.of(json.loads(path.read_text("utf-8")))
-        if gpu in (path.stem, config.gpu):
-            return config
+    found = find_config(op, gpu)
+    if found is not None:
+        return found
+    # The text is the same for every operator: Python shows it once.
     warnings.warn(
-        f"{op}: kernels are not tuned for {gpu}, default tile sizes are used: run `dagserve tune-kernels` there",
-        stacklevel=2,
+        f"kernels are not all tuned for {gpu}, some use default tile sizes: run `dagserve tune-kernels` there",
+        stacklevel=1,
     )
     return load_config(op, "default")
+
+
+def find_config(op: str, gpu: str) -> KernelConfig | None:
+    """As :func:`load_config`; None where the GPU has no file."""
+    for folder in (folder_in(root, op) for root in (*_own_roots(), _KERNELS)):
+        for path in sorted(folder.glob("*.json")):
+            config = KernelConfig.of(json.loads(path.read_text("utf-8")))
+            if gpu in (path.stem, config.gpu):
+                return config
+    return None
+
+
+def folder_in(root: Path | None, op: str) -> Path:
+    """``<root>/<op>/configs``; without a root that of the installed kernels."""
+    return (_KERNELS if root is None else root) / op / "configs"
+
+
+def file_name(gpu: str) -> str:
+    """Example: ``file_name("NVIDIA H200") == "h200.json"``."""
+    return re.sub("[^a-z0-9]+", "-", gpu.removeprefix("NVIDIA ").lower()).strip("-") + ".json"
+
+
+def tunable() -> list[str]:
+    """The operators that have tiles to choose."""
+    return sorted(path.parent.name for path in _KERNELS.glob("*/tune.py"))
+
+
+def _own_roots() -> list[Path]:
+    root = os.environ.get(OWN_CONFIGS)
+    return [Path(root)] if root else []
 
 
 def upper_bound(size: int | torch.SymInt) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,32 @@ def test_a_gpu_is_found_by_either_name(an_op: str) -> None:
 
 
 def test_an_unknown_gpu_gets_the_default_and_a_warning(an_op: str) -> None:
-    with pytest.warns(UserWarning, match="an_op: kernels are not tuned for NVIDIA L4.*dagserve tune-kernels"):
+    with pytest.warns(UserWarning, match="not all tuned for NVIDIA L4.*run `dagserve tune-kernels` there"):
         assert load_config(an_op, "NVIDIA L4").gpu == "default"
+
+
+def test_the_warning_comes_once_for_all_operators() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for op in ("attention", "beam", "attention"):
+            load_config(op, "NVIDIA L4")
+    assert [str(w.message).count("tune-kernels") for w in seen] == [1]
+
+
+def test_a_file_of_ones_own_comes_first(an_op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own" / an_op / "configs"
+    own.mkdir(parents=True)
+    document = {"gpu": "NVIDIA H200", "buckets": [{"when": {}, "use": {"BLOCK": 9}}]}
+    (own / "h200.json").write_text(json.dumps(document), "utf-8")
+    assert load_config(an_op, "h200").pick(tokens=1, head_dim=64) == {"BLOCK": 1}
+    monkeypatch.setenv(configs.OWN_CONFIGS, str(tmp_path / "own"))
+    assert load_config(an_op, "h200").pick(tokens=1, head_dim=64) == {"BLOCK": 9}
+    assert load_config(an_op, "default").gpu == "default"
+
+
+def test_file_names() -> None:
+    names = {"NVIDIA H200": "h200.json", "NVIDIA A100-SXM4-80GB": "a100-sxm4-80gb.json", "Tesla T4": "tesla-t4.json"}
+    assert {gpu: configs.file_name(gpu) for gpu in names} == names
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 _REFERENCE = "torch"
 """What every operator calls the implementation that fixes its semantics."""
+
+KERNEL_CONFIGS = "DAGSERVE_KERNEL_CONFIGS"
+"""As ``kernels/configs.py`` reads it: a folder of tile sizes, ``<op>/configs/<gpu>.json``."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
     """
     nodes = tuple(_design_node(graph, n, cache) for n in graph.nodes if n.engine == "aoti")
     precision = graph.target.precision
-    code = source_digest([_PACKAGE / "build", _PACKAGE / "checkpoint", _PACKAGE / "nodes", _PACKAGE / "kernels"])
+    code = source_digest(_code_folders())
     validation = graph.manifest.validation
     return BuildDesign(
         nodes,
@@ -128,6 +132,13 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
         environment_fingerprint() | (device_fingerprint(graph.target) if graph.target.device == "cuda" else {}),
         graph.target.device,
     )
+
+
+def _code_folders() -> list[Path]:
+    """What a package is built by: code, and tile sizes that were found here (see ``dagserve tune-kernels``)."""
+    own = os.environ.get(KERNEL_CONFIGS)
+    folders = [_PACKAGE / name for name in ("build", "checkpoint", "nodes", "kernels")]
+    return [*folders, Path(own)] if own else folders
 
 
 def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:

@@ -32,8 +32,10 @@ def file_digest(path: Path) -> str:
 
 
 def source_digest(folders: Iterable[Path]) -> str:
-    """SHA-256 of all Python files below some folders, names included."""
-    files = sorted((p for folder in folders for p in folder.rglob("*.py")), key=str)
+    """SHA-256 of all Python files below some folders and the kernels' tile sizes (`configs/*.json`), names included."""
+    files = sorted(
+        (p for folder in folders for kind in ("*.py", "configs/*.json") for p in folder.rglob(kind)), key=str
+    )
     return digest([[p.name, file_digest(p)] for p in files])
 
 

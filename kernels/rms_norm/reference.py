@@ -19,3 +19,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * (wide * scale).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """:func:`rms_norm` of ``x + residual``, and that sum, rounded to x's dtype; ``residual: [..., H]``."""
+    summed = x + residual
+    return rms_norm(summed, weight, eps), summed
