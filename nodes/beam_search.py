@@ -62,7 +62,7 @@ class Prefill(Backbone):
         """
         packing = Packing.of(cu_seqlens, tokens.shape[0], iota)
         x = self.embed(tokens)
-        cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, self.get_buffer("inverse_frequencies")))
+        cos, sin = rotation(packing.positions, self.get_buffer("inverse_frequencies"))
         kept: list[Tensor] = []
         for layer in self.blocks():
             x, k, v = layer.with_keys(x, cos, sin, packing)
@@ -122,7 +122,7 @@ class Step(Backbone):
         # Sums, not expanded views, of which the exporter would ask that no size is 1.
         positions = ((lengths + step - 1)[:, None] + torch.zeros_like(token)).reshape(prompts * width)
         x = self.embed(token.flatten())
-        cos, sin = (r.to(x.dtype) for r in rotation(positions, self.get_buffer("inverse_frequencies")))
+        cos, sin = rotation(positions, self.get_buffer("inverse_frequencies"))
         prefix = prefix.reshape(*prefix.shape[:3], self.kv_heads, self.head_dim)
         kept: list[Tensor] = []
         for i, layer in enumerate(self.blocks()):

@@ -18,8 +18,10 @@ from dagserve.kernels.attention.op import IMPLEMENTATIONS as ATTENTION
 from dagserve.kernels.attention.padded import Packing
 from dagserve.kernels.fp8_linear.linear import Fp8Linear, linear
 from dagserve.kernels.fp8_linear.weights import pack, scale
-from dagserve.kernels.rms_norm.reference import rms_norm
-from dagserve.kernels.rope.reference import inverse_frequencies, rotate, rotation
+from dagserve.kernels.rms_norm.op import ADD as ADD_RMS_NORM
+from dagserve.kernels.rms_norm.op import IMPLEMENTATIONS as RMS_NORM
+from dagserve.kernels.rope.op import IMPLEMENTATIONS as ROPE
+from dagserve.kernels.rope.reference import inverse_frequencies, rotation
 from dagserve.kernels.silu_mul_quantize.op import IMPLEMENTATIONS as SILU_MUL_QUANTIZE
 
 DTYPES: Mapping[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -155,14 +157,19 @@ def _linear_mapping(ours: str, parts: Mapping[str, int], columns: int, bias: boo
 class RMSNorm(nn.Module):
     """RMSNorm over the last dimension."""
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, operators: Mapping[str, str]) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size))
         self.eps = eps
+        self.norm, self.add_norm = RMS_NORM[operators["rms_norm"]], ADD_RMS_NORM[operators["rms_norm"]]
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., size]`` -> the same."""
-        return rms_norm(x, self.weight, self.eps)
+        return self.norm(x, self.weight, self.eps)
+
+    def after_sum(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """``norm(s)`` and ``s`` for ``s = x + residual``, all ``[T, size]``."""
+        return self.add_norm(x, residual, self.weight, self.eps)
 
 
 def after_norm(layer: nn.Linear | Fp8Linear, norm: RMSNorm, x: Tensor) -> Tensor:
@@ -182,15 +189,20 @@ class SelfAttention(nn.Module):
         queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         self.qkv = linear("projections", c.hidden_size, queries + 2 * keys, c.qkv_bias, dtype, operators)
         self.o = linear("projections", queries, c.hidden_size, c.output_bias, dtype, operators)
-        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps) if c.qk_norm else nn.Identity()
-        self.attention = ATTENTION[operators["attention"]]
+        self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps, operators) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps, operators) if c.qk_norm else None
+        self.eps = c.rms_norm_eps
+        self.attention, self.rope = ATTENTION[operators["attention"]], ROPE[operators["rope"]]
 
     def project(self, x: Tensor, norm: RMSNorm, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``[T, hidden_size]`` -> rotated q ``[T, num_heads, head_dim]``, rotated k, and v, of ``num_kv_heads``."""
+        """``x: [T, hidden_size]``, ``cos, sin: f32[T, head_dim]`` -> rotated q, rotated k, and v.
+
+        q: ``[T, num_heads, head_dim]``; k and v: ``[T, num_kv_heads, head_dim]``.
+        """
         heads = after_norm(self.qkv, norm, x).view(x.shape[0], self.heads + 2 * self.kv_heads, self.head_dim)
         q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
-        return rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin), v
+        weights = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
+        return *self.rope(q, k, *weights, cos, sin, self.eps), v
 
 
 class GatedMLP(nn.Module):
@@ -208,8 +220,8 @@ class GatedMLP(nn.Module):
             *quantized, summed = self.gate_up.add_norm_quantize(x, residual, norm.weight, norm.eps)
             gated = self.silu_mul_quantize(self.gate_up.after_quantize(*quantized))
             return summed + self.down.after_quantize(*gated)
-        summed = residual + x
-        gate, up = self.gate_up(norm(summed)).chunk(2, dim=-1)
+        normed, summed = norm.after_sum(x, residual)
+        gate, up = self.gate_up(normed).chunk(2, dim=-1)
         out: Tensor = summed + self.down(nn.functional.silu(gate) * up)
         return out
 
@@ -219,9 +231,9 @@ class Layer(nn.Module):
 
     def __init__(self, c: DecoderConfig, dtype: torch.dtype, operators: Mapping[str, str]) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.attention_norm = RMSNorm(c.hidden_size, c.rms_norm_eps, operators)
         self.attention = SelfAttention(c, dtype, operators)
-        self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.mlp_norm = RMSNorm(c.hidden_size, c.rms_norm_eps, operators)
         self.mlp = GatedMLP(c, dtype, operators)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, packing: Packing) -> Tensor:
@@ -259,7 +271,7 @@ class Backbone(nn.Module):
         dtype = DTYPES[precision]
         self.embed = nn.Embedding(c.vocab_size, c.hidden_size)
         self.layers = nn.ModuleList(Layer(c, dtype, operators) for _ in range(c.num_layers))
-        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps, operators)
         self.to(dtype)
         frequencies = inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling)
         self.register_buffer("inverse_frequencies", frequencies, persistent=False)
@@ -293,7 +305,7 @@ class Backbone(nn.Module):
     def hidden(self, tokens: Tensor, packing: Packing) -> Tensor:
         """``[T, hidden_size]`` after the last layer, before the final norm."""
         x: Tensor = self.embed(tokens)
-        cos, sin = (r.to(x.dtype) for r in rotation(packing.positions, self.get_buffer("inverse_frequencies")))
+        cos, sin = rotation(packing.positions, self.get_buffer("inverse_frequencies"))
         for layer in self.layers:
             x = layer(x, cos, sin, packing)
         return x

@@ -34,6 +34,7 @@ def _bf16(config: Mapping[str, Any], precision: str) -> str | None:  # noqa: ARG
 
 _CUDA = ("cuda",)
 _TRITON = {"triton": Implementation(_CUDA), "torch": Implementation()}
+_FUSED = {"torch": Implementation(), "triton": Implementation(_CUDA)}  # Inductor fuses Torch's with what is around it
 _LINEAR = {"dense": Implementation(), "fp8_rowwise": Implementation(compute=FP8_COMPUTE)}
 
 _LINEARS: Operators = {
@@ -50,6 +51,8 @@ _LINEARS: Operators = {
 
 PREFILL: Operators = {
     "attention": {"triton_packed_gqa": Implementation(_CUDA, misfit=_heads), "torch": Implementation()},
+    "rms_norm": _FUSED,
+    "rope": _FUSED,
     **_LINEARS,
 }
 """Of nodes that run one prefill."""
