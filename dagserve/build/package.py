@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as shape_config
+from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram, export
 
 from dagserve.build.weights import TORCH_DTYPES, buffer_name, constant_sources, make_module, map_weights
@@ -108,12 +109,25 @@ def sizes_at(shape: str, bounds: Mapping[str, int]) -> dict[str, int]:
 
 
 def export_module(module: torch.nn.Module, job: Mapping[str, Any]) -> ExportedProgram:
-    """Exports with every symbol dynamic from 1 to its bound; a symbol bounded by 1 is static."""
+    """Exports with every symbol dynamic from 1 to its bound; a symbol bounded by 1 is static.
+
+    Some of Torch's operators tell a size of 1 from all others while they are traced (``_scaled_mm``), and export then
+    refuses it. Such a module is traced for sizes from 2; :func:`verify_package` compares it at 1 like any other.
+    """
+    try:
+        return _export(module, job, 1)
+    except UserError as error:
+        if "!= 1" not in str(error):
+            raise
+        return _export(module, job, 2)
+
+
+def _export(module: torch.nn.Module, job: Mapping[str, Any], least: int) -> ExportedProgram:
     bounds = job["bounds"]
     sizes = {s: max(n, min(2, bounds[s])) for s, n in sizes_at("mid", bounds).items()}
     types = [parse_type(p["type"]) for p in job["inputs"]]
     dims: dict[str, Any] = {}
-    shapes = tuple({i: d for i in range(len(t.shape)) if (d := _dim(t, i, bounds, dims))} for t in types)
+    shapes = tuple({i: d for i in range(len(t.shape)) if (d := _dim(t, i, bounds, dims, least))} for t in types)
     example = _example(module, job, sizes)
     # Sizes 0 and 1 are otherwise specialised, and a batch of one would be refused.
     oblivious = shape_config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
@@ -121,13 +135,13 @@ def export_module(module: torch.nn.Module, job: Mapping[str, Any]) -> ExportedPr
         return export(module, example, dynamic_shapes=shapes)
 
 
-def _dim(type_: TensorType, axis: int, bounds: Mapping[str, int], dims: dict[str, Any]) -> Any:
+def _dim(type_: TensorType, axis: int, bounds: Mapping[str, int], dims: dict[str, Any], least: int) -> Any:
     dim = type_.shape[axis]
     if not dim.symbol or bounds[dim.symbol] == 1:
         return None
     name = str(dim).replace("+", "_plus_")
     largest = max(bounds[dim.symbol], _WIDEST_SMALL)
-    return dims.setdefault(name, Dim(name, min=1 + dim.add, max=largest + dim.add))
+    return dims.setdefault(name, Dim(name, min=least + dim.add, max=largest + dim.add))
 
 
 def _example(module: torch.nn.Module, job: Mapping[str, Any], sizes: Mapping[str, int]) -> tuple[torch.Tensor, ...]:
