@@ -15,6 +15,7 @@ import pyarrow
 import pytest
 from catalog_reference import search
 from conftest import MANIFEST
+from prometheus_client.parser import text_string_to_metric_families
 from pyarrow.parquet import write_table
 from random_models import SIZES, train_tokenizer, write_model
 from test_beam_modules import logits_of
@@ -144,7 +145,8 @@ def test_attributes_are_met_in_the_search(
 ) -> None:
     body = json.dumps({"prompt": "the cat", "n": 16, **lists}).encode()
     fits("GenerateRequest", json.loads(body))
-    jsonschema.validate(json.loads(body), body_schema(engine.plan, "generate"))
+    given = {k: {a: v for a, v in x.items() if v is not None} if isinstance(x, dict) else x for k, x in lists.items()}
+    jsonschema.validate({"prompt": "a", **given}, body_schema(engine.plan, "generate"))
     reply = engine.run_body(body)
     assert ReferenceRuntime(artifact).run_body(body) == reply
     rows = [json.loads(line) for line in lines(1, 200, "sku").splitlines()]
@@ -187,7 +189,7 @@ def test_wrong_lists_name_the_field_and_what_there_is(lists: str, message: str, 
 
 def test_the_schema_of_a_service_has_its_attributes(engine: Engine) -> None:
     schema = body_schema(engine.plan, "generate")
-    assert set(schema["properties"]) == set(SCHEMA["$defs"]["GenerateRequest"]["properties"])
+    assert {*schema["properties"], "length_penalty"} == set(SCHEMA["$defs"]["GenerateRequest"]["properties"])
     ids, attributes = schema["properties"]["allow"]["anyOf"]
     assert ids["type"] == "array"
     assert set(attributes["properties"]) == {"item", "colour", "stock"}
@@ -296,6 +298,31 @@ def test_attributes_and_parquet_are_changed_and_brought_back(engine: Engine) -> 
         assert client.post("/v1/generate", json=ask).content == jsonl.content
 
 
+def metrics_of(client: httpx.Client) -> dict[str, tuple[dict[str, str], float]]:
+    """Labels and value of each metric of the one catalog."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {s.name: (s.labels, s.value) for f in families for s in f.samples if "catalog" in s.name}
+
+
+def test_metrics_have_the_catalogs_version(engine: Engine) -> None:
+    def expected(version: int, items: int, swaps: int) -> dict[str, Any]:
+        name = {"catalog": "items"}
+        return {
+            "dagserve_catalog_info": ({**name, "version": str(version)}, 1),
+            "dagserve_catalog_items": (name, items),
+            "dagserve_catalog_swaps_total": (name, swaps),
+        }
+
+    with serving(engine) as client:
+        assert metrics_of(client) == expected(1, 200, 0)
+        post(client, "/v1/catalogs/items", lines(2, 300, "new"))
+        assert metrics_of(client) == expected(2, 300, 1)
+        post(client, "/v1/catalogs/items", b"{")
+        assert metrics_of(client) == expected(2, 300, 1), "a refused one changes nothing"
+        post(client, "/v1/catalogs/items/rollback")
+        assert metrics_of(client) == expected(1, 200, 2)
+
+
 def test_a_wrong_catalog_changes_nothing(engine: Engine) -> None:
     with serving(engine) as client:
         ask = {"prompt": "the cat", "n": 16}
@@ -354,7 +381,7 @@ def test_a_catalog_that_does_not_fit_is_refused_at_compile(
 def test_a_token_outside_the_models_vocabulary_is_refused(tmp_path: Path, model: Path, build_cache: BuildCache) -> None:
     with pytest.raises(BuildError, match="item 'a' has token 500; tokens are from 0 to"):
         compiled(tmp_path, model, build_cache, b'{"item":"a","tokens":[500]}\n{"item":"b","tokens":[1]}')
-    text = RETRIEVE.read_text().replace('file: "${catalog}", tokenizer: "${model}"', 'file: "${catalog}"')
+    text = RETRIEVE.read_text().replace('      tokenizer: "${model}"\n', "")
     (tmp_path / "plain.yaml").write_text(text)  # without a tokenizer the search is the first to know
     variables = {"model": str(model), "catalog": str(tmp_path / "items.jsonl")}
     made = compile_manifest(tmp_path / "plain.yaml", variables, output=tmp_path / "made", cache=build_cache).artifact

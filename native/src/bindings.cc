@@ -556,12 +556,9 @@ nb::bytes body(const Slot& slot) {
 
 FieldSpec parse_field(const Plan& plan, const nb::dict& dict) {
   using Kind = FieldSpec::Kind;
-  constexpr std::pair<const char*, Kind> kKinds[] = {{"input", Kind::input},
-                                                     {"model", Kind::model},
-                                                     {"constant", Kind::constant},
-                                                     {"fixed", Kind::fixed},
-                                                     {"ignored", Kind::ignored},
-                                                     {"term", Kind::term}};
+  constexpr std::pair<const char*, Kind> kKinds[] = {{"input", Kind::input},       {"model", Kind::model},
+                                                     {"constant", Kind::constant}, {"fixed", Kind::fixed},
+                                                     {"ignored", Kind::ignored},   {"term", Kind::term}};
   FieldSpec field;
   field.path = get<std::string>(dict, "path");
   const auto* const kind = std::ranges::find(kKinds, get<std::string>(dict, "kind"), [](auto& k) { return k.first; });
