@@ -158,6 +158,7 @@ THERE = "there is item (text), colour (text), stock (bool)"
 WRONG_LISTS: list[tuple[str, str]] = [
     ('{"allow": {"price": 3}}', f"unknown attribute 'allow.price'; {THERE}"),
     ('{"deny": {"item": ["a"], "Stock": true}}', f"unknown attribute 'deny.Stock'; {THERE}"),
+    ('{"allow": {"%s": 3}}' % ("日本" * 20), f"unknown attribute 'allow.{'日本' * 6}日'; {THERE}"),
     ('{"allow": {"stock": "true"}}', "allow.stock must be true or false"),
     ('{"allow": {"stock": [true, 1]}}', "allow.stock[1] must be true or false"),
     ('{"allow": {"colour": true}}', "allow.colour must be text"),

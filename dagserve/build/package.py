@@ -13,7 +13,7 @@ import torch
 import torch.fx.experimental._config as shape_config
 from torch.export import Dim, ExportedProgram, export
 
-from dagserve.build.weights import TORCH_DTYPES, buffer_name, constant_sources, make_module, map_weights
+from dagserve.build.weights import TORCH_DTYPES, buffer_name, constant_sources, first_names, make_module, map_weights
 from dagserve.errors import BuildError
 from dagserve.shapes import TensorType, parse_type
 
@@ -61,7 +61,7 @@ def compile_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(out / "model.so"), 1)
     names = sorted(set(runner.get_constant_names_to_original_fqns().values()))
     record = {
-        "constants": constant_sources(job["name"], names, _index(job)["tensors"]),
+        "constants": constant_sources(job["name"], names, _index(job)["tensors"], first_names(module)),
         "seconds": {"export": exported - started, "compile": time.perf_counter() - exported},
     }
     (out / "package.json").write_text(json.dumps(record))
@@ -198,7 +198,7 @@ def _bind(job: Mapping[str, Any]) -> Any:
     runner = torch._C._aoti.AOTIModelContainerRunnerCpu(str(Path(job["package"]) / "model.so"), 1)
     weights = map_weights(Path(job["weights"]) / "weights.bin", _index(job)["tensors"])
     names = runner.get_constant_names_to_original_fqns()
-    sources = constant_sources(job["name"], names.values(), weights)
+    sources = json.loads((Path(job["package"]) / "package.json").read_text())["constants"]
     constants = {name: weights[sources[fqn]] for name, fqn in names.items()}
     runner.update_constant_buffer(constants, False, True, True)
     return runner

@@ -98,6 +98,13 @@ const char* list_of(Dtype dtype) {
   }
 }
 
+// How many bytes of a name a message shows: no character is cut.
+int shown(std::string_view name) {
+  std::size_t size = std::min(name.size(), kLongestName);
+  while (size > 0 && size < name.size() && (static_cast<unsigned char>(name[size]) & 0xC0) == 0x80) --size;
+  return static_cast<int>(size);
+}
+
 // One body on its way into a slot. Every member function returns whether to go on; where not, the status says why.
 class Reading {
  public:
@@ -275,8 +282,8 @@ class Reading {
     if (error == simdjson::INCORRECT_TYPE) return wrong({spec.path}, "text");
     if (error) return malformed(error, {spec.path});
     if (name == spec.expected) return true;
-    status_.fail(Code::unknown_model, "model '%.*s' is not served here; this is '%s'",
-                 static_cast<int>(std::min(name.size(), kLongestName)), name.data(), spec.expected.c_str());
+    status_.fail(Code::unknown_model, "model '%.*s' is not served here; this is '%s'", shown(name), name.data(),
+                 spec.expected.c_str());
     return false;
   }
 
@@ -433,10 +440,10 @@ class Reading {
         best = &spec;
       }
     }
-    const int shown = static_cast<int>(std::min(key.size(), kLongestName));
     const int before = static_cast<int>(prefix.size());
-    if (best == nullptr) return fail("unknown field '%.*s%.*s'; remove it", before, prefix.data(), shown, key.data());
-    return fail("unknown field '%.*s%.*s'; did you mean '%s'?", before, prefix.data(), shown, key.data(),
+    if (best == nullptr)
+      return fail("unknown field '%.*s%.*s'; remove it", before, prefix.data(), shown(key), key.data());
+    return fail("unknown field '%.*s%.*s'; did you mean '%s'?", before, prefix.data(), shown(key), key.data(),
                 best->path.c_str());
   }
 
@@ -450,8 +457,8 @@ class Reading {
                                                      spec.path.c_str() + prefix.size(), kind));
       if (used >= sizeof(there)) break;
     }
-    return fail("unknown attribute '%.*s%.*s'; there is %s", static_cast<int>(prefix.size()), prefix.data(),
-                static_cast<int>(std::min(key.size(), kLongestName)), key.data(), there);
+    return fail("unknown attribute '%.*s%.*s'; there is %s", static_cast<int>(prefix.size()), prefix.data(), shown(key),
+                key.data(), there);
   }
 
   bool neither(const FieldSpec& spec, Dtype dtype) {
