@@ -128,7 +128,7 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=int, default=15)
     parser.add_argument("--tokens", type=int, default=107, help="of each text")
     parser.add_argument("--shared", type=int, nargs="+", default=[0, 20, 40, 80], help="of them, the same in all texts")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--model", help="a checkpoint; the demo's when left out")
     parser.add_argument("--json", type=Path, default=RESULT)
     arguments = parser.parse_args(given)
