@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import mmap
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from dagserve.attributes import Attribute, named
 from dagserve.errors import BuildError
 from dagserve.sections import read_sections, section_file
 
-MAGIC, VERSION = b"DAGITEMS", 1
+MAGIC, VERSION = b"DAGITEMS", 2
 MAX_ITEM_BYTES = 256
 ENDS, OPEN = 1, 2
 """Marks of a node, two bits each: an item ends here; one is further down."""
@@ -52,19 +54,37 @@ class Section(IntEnum):
     ITEMS = 9
     ITEM_ORDER = 10
     """``u32``: the items in the order of their bytes."""
+    ATTRIBUTES = 11
+    """The declared attributes, ``region:text``, a line each."""
+    ATTRIBUTE_ENDS = 12
+    """``i32[attributes + 1]``: where each attribute's values are."""
+    VALUE_OFFSETS = 13
+    VALUES = 14
+    """The values' keys, those of one attribute in the order of their bytes."""
+    SET_ENDS = 15
+    """``i32[values + 1]``: where each value's items are among the words of ``SETS``."""
+    SETS = 16
+    """``u32``: a value's items ascending, or a bit an item, whichever has fewer words; of equal ones the bits."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """What the manifest allows: a catalog beyond it is refused, when it is compiled and when it is put in later.
 
-    ``vocab_size`` is the tokenizer's; None where the manifest names none.
+    ``vocab_size`` is the tokenizer's; None where the manifest names none. ``attributes`` are those that items may have,
+    each as ``region:text``.
     """
 
     max_items: int
     max_depth: int
     max_children: int
     vocab_size: int | None = None
+    attributes: Sequence[str] = ()
+
+    @property
+    def declared(self) -> list[Attribute]:
+        """The attributes."""
+        return [Attribute.of(text) for text in self.attributes]
 
 
 LIMITS = tuple(field.name for field in fields(Limits))
@@ -79,7 +99,8 @@ class Catalog:
 
     def array(self, section: Section) -> npt.NDArray[Any]:
         """A section's numbers."""
-        kinds = {Section.SIZES: "<u4", Section.MARKS: "u1", Section.ITEMS: "u1", Section.ITEM_ORDER: "<u4"}
+        kinds = dict.fromkeys((Section.SIZES, Section.ITEM_ORDER, Section.SETS), "<u4")
+        kinds |= dict.fromkeys((Section.MARKS, Section.ITEMS, Section.ATTRIBUTES, Section.VALUES), "u1")
         return np.frombuffer(self.sections[section], dtype=kinds.get(section, "<i4"))
 
     @property
@@ -88,33 +109,71 @@ class Catalog:
         return section_file(MAGIC, VERSION, self.sections)
 
 
-def read_items(path: Path, encode: Encode | None) -> tuple[list[str], list[Sequence[int]]]:
-    """Item ids and token paths of a ``.jsonl`` or ``.parquet`` file, in its order.
+@dataclass(frozen=True)
+class Column:
+    """One attribute of all items: the code of each item's value, -1 for none, and the key of each code."""
+
+    attribute: Attribute
+    codes: array[int] = field(default_factory=lambda: array("i"))
+    keys: dict[bytes, int] = field(default_factory=dict)
+    _seen: dict[Any, int] = field(default_factory=dict)
+
+    def add(self, place: str, value: Any) -> None:
+        """Appends an item's value; None is no value.
+
+        Raises:
+            BuildError: it is of another kind.
+        """
+        if value is None:
+            self.codes.append(-1)
+            return
+        code = self._seen.get(value) if self.attribute.takes(value) else None
+        if code is None:
+            key = self.attribute.key(value) if self.attribute.takes(value) else None
+            if key is None:
+                raise BuildError(f"{place}: `{self.attribute.name}` must be {self.attribute.meaning}")
+            code = self._seen[value] = self.keys.setdefault(key, len(self.keys))
+        self.codes.append(code)
+
+
+@dataclass(frozen=True)
+class Items:
+    """What a file holds, in its order: ids, token paths, and a column for each declared attribute."""
+
+    ids: list[str]
+    paths: list[Sequence[int]]
+    columns: Sequence[Column] = ()
+
+
+def read_items(path: Path, encode: Encode | None, attributes: Sequence[Attribute] = ()) -> Items:
+    """The items of a ``.jsonl`` or ``.parquet`` file.
 
     Args:
-        path: each line, or row, has ``item`` and either ``tokens`` or ``text``.
+        path: each line, or row, has ``item`` and either ``tokens`` or ``text``, and any of the attributes.
         encode: texts to tokens; None where the manifest names no tokenizer.
+        attributes: what else an item may have.
 
     Raises:
         BuildError: the file is not there, or a line of it is wrong; the message says which and how to mend it.
     """
     if not path.is_file():
         raise BuildError(f"no catalog at {path}: give a .jsonl or .parquet file")
-    items: list[str] = []
-    paths: list[Sequence[int]] = []
+    items = Items([], [], [Column(attribute) for attribute in attributes])
     texts: dict[int, str] = {}
     for place, row in _rows(path):
-        item, tokens = _checked(place, row)
-        items.append(item)
-        paths.append(tokens if isinstance(tokens, list) else [])
+        item, tokens = _checked(place, row, attributes)
+        items.ids.append(item)
+        items.paths.append(tokens if isinstance(tokens, list) else [])
         if isinstance(tokens, str):
-            texts[len(paths) - 1] = tokens
+            texts[len(items.paths) - 1] = tokens
+        for column in items.columns:
+            column.add(place, row.get(column.attribute.name))
     if texts:
         if encode is None:
             raise BuildError(f"{path.name} has texts: name their `tokenizer` in the catalog's `with`, or give tokens")
         for i, ids in zip(texts, encode(list(texts.values())), strict=True):
-            paths[i] = ids
-    return items, paths
+            items.paths[i] = ids
+    return items
 
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
@@ -134,21 +193,33 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        from pyarrow import parquet  # only those who have parquet files need it
+        import pyarrow  # only those who have parquet files need it
+        from pyarrow import parquet
     except ImportError as error:
         raise BuildError(f"{path.name}: reading parquet needs pyarrow: pip install 'dagserve[parquet]'") from error
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield f"{path.name}, row {number}", {k: v for k, v in row.items() if v is not None}
+    try:
+        file = parquet.ParquetFile(path)
+        if twice := [name for name in file.schema_arrow.names if file.schema_arrow.names.count(name) > 1]:
+            raise BuildError(f"{path.name} has two columns `{twice[0]}`; leave one out")
+        for batch in file.iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path.name}, row {number}", {k: v for k, v in row.items() if v is not None}
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        what = f"not readable as parquet after row {number}: {reason}"
+        raise BuildError(f"{path.name}: {what}; write it again") from error
 
 
-def _checked(place: str, row: Any) -> tuple[str, list[int] | str]:
+def _checked(place: str, row: Any, attributes: Sequence[Attribute]) -> tuple[str, list[int] | str]:
     if not isinstance(row, dict):
         raise BuildError(f'{place}: not an object; write {{"item": "...", "tokens": [...]}}')
-    if unknown := [k for k in row if k not in ("item", "tokens", "text")]:
-        raise BuildError(f"{place}: unknown key `{unknown[0]}`; an item has `item` and `tokens` or `text`")
+    if unknown := row.keys() - {"item", "tokens", "text", *(a.name for a in attributes)}:
+        name = next(k for k in row if k in unknown)
+        known = f"an item has `item`, `tokens` or `text`, and the declared attributes, {named(attributes)}"
+        fix = f"declare it in the catalog's `with: {{attributes: {{{name}: {_kind_of(row[name])}}}}}`, or leave it out"
+        raise BuildError(f"{place}: unknown key `{name}`; {known}; {fix}")
     item = row.get("item")
     if not isinstance(item, str) or not 1 <= len(item.encode(errors="replace")) <= MAX_ITEM_BYTES:
         raise BuildError(f"{place}: `item` must be a string of 1 to {MAX_ITEM_BYTES} bytes")
@@ -162,12 +233,17 @@ def _checked(place: str, row: Any) -> tuple[str, list[int] | str]:
     return item, value
 
 
-def build_catalog(items: Sequence[str], paths: Sequence[Sequence[int]], limits: Limits) -> Catalog:
+def _kind_of(value: Any) -> str:
+    return "bool" if isinstance(value, bool) else "number" if isinstance(value, int | float) else "text"
+
+
+def build_catalog(found: Items, limits: Limits) -> Catalog:
     """The tables of a catalog.
 
     Raises:
         BuildError: no items or too many, an id twice, a path that is empty, too long or outside the vocabulary.
     """
+    items, paths = found.ids, found.paths
     if not 1 <= len(items) <= limits.max_items:
         raise BuildError(f"the catalog has {len(items)} items; it must have from 1 to max_items, {limits.max_items}")
     lengths = np.fromiter(map(len, paths), np.int64, len(paths))
@@ -192,14 +268,16 @@ def build_catalog(items: Sequence[str], paths: Sequence[Sequence[int]], limits: 
             raise BuildError(f"item {items[a]!r} is in the catalog twice; give every item an id of its own")
     # By path, then by id: lexsort's last key counts first and it keeps the order of equals.
     order = by_name[np.lexsort(padded[by_name].T[::-1])]
-    built = Catalog(_tables(padded[order], lengths[order], [names[i] for i in order]))
+    tables, by_node = _tables(padded[order], lengths[order], [names[i] for i in order])
+    built = Catalog([*tables, *_attribute_sections(found.columns, order[by_node])])
     if (widest := int(built.array(Section.WIDEST).max())) > limits.max_children:
         limit = f"over max_children, {limits.max_children}"
         raise BuildError(f"a beginning of the catalog's items has {widest} next tokens, {limit}; raise it")
     return built
 
 
-def _tables(paths: Ints, lengths: Ints, names: Sequence[bytes]) -> list[bytes]:
+def _tables(paths: Ints, lengths: Ints, names: Sequence[bytes]) -> tuple[list[bytes], Ints]:
+    """The trie's sections, and the order of the items in them."""
     count, levels = paths.shape
     reached = np.zeros((levels + 1, count), np.int64)  # the node of each item's beginning of that length
     labels, alphabets, parents = [np.zeros(1, np.int64)], list[Ints](), list[Ints]()
@@ -226,11 +304,7 @@ def _tables(paths: Ints, lengths: Ints, names: Sequence[bytes]) -> list[bytes]:
     offsets = np.cumsum([0, *map(len, names)])
     by_name = sorted(range(count), key=names.__getitem__)
     first = np.concatenate([[1], 1 + np.cumsum(children[:above])])
-
-    def numbers(values: Any) -> bytes:
-        return np.asarray(values).astype("<i4").tobytes()
-
-    return [
+    tables = [
         numbers([levels, nodes, above, count]),
         numbers(first),
         numbers(np.concatenate(labels)),
@@ -243,6 +317,43 @@ def _tables(paths: Ints, lengths: Ints, names: Sequence[bytes]) -> list[bytes]:
         b"".join(names),
         numbers(by_name),
     ]
+    return tables, order
+
+
+def numbers(values: Any) -> bytes:
+    """A section of 32-bit integers."""
+    return np.asarray(values).astype("<i4").tobytes()
+
+
+def _attribute_sections(columns: Sequence[Column], order: Ints) -> list[bytes]:
+    """The attributes' sections; ``order`` has the row in the file of each item of the tables."""
+    ends, keys, sets = [0], list[bytes](), list[npt.NDArray[np.uint32]]()
+    for column in columns:
+        codes = np.frombuffer(column.codes, np.int32)[order]
+        by_code = np.argsort(codes, kind="stable")
+        bounds = np.searchsorted(codes[by_code], np.arange(len(column.keys) + 1))
+        for key in sorted(column.keys):
+            code = column.keys[key]
+            keys.append(key)
+            sets.append(_item_set(by_code[bounds[code] : bounds[code + 1]], len(order)))
+        ends.append(len(keys))
+    return [
+        "\n".join(column.attribute.declared for column in columns).encode(),
+        numbers(ends),
+        numbers(np.cumsum([0, *map(len, keys)])),
+        b"".join(keys),
+        numbers(np.cumsum([0, *map(len, sets)])),
+        b"".join(words.tobytes() for words in sets),
+    ]
+
+
+def _item_set(items: Ints, count: int) -> npt.NDArray[np.uint32]:
+    words = -(-count // 32)
+    if len(items) < words:
+        return items.astype("<u4")
+    bits = np.zeros(32 * words, np.bool_)
+    bits[items] = True
+    return np.packbits(bits, bitorder="little").view("<u4")
 
 
 def read_section(path: Path, section: Section) -> bytes:

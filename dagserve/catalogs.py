@@ -20,15 +20,16 @@ from dagserve.errors import InternalError, InvalidRequest, Overloaded
 
 @dataclass(frozen=True)
 class Version:
-    """One table file. ``number`` counts from 1, the artifact's own."""
+    """One table file. ``number`` counts from 1, the artifact's own; ``items`` is how many it has."""
 
     number: int
     tables: Path
+    items: int
 
-    @property
-    def items(self) -> int:
-        """How many items it has."""
-        return int.from_bytes(read_section(self.tables, Section.SIZES)[12:16], "little")
+    @staticmethod
+    def of(number: int, tables: Path) -> Version:
+        """The version of a table file that is there."""
+        return Version(number, tables, int.from_bytes(read_section(tables, Section.SIZES)[12:16], "little"))
 
 
 class Catalogs:
@@ -41,8 +42,9 @@ class Catalogs:
     def __init__(self, root: Path, plan: Mapping[str, Any], runtime: Runtime) -> None:
         self._root, self._runtime = root, runtime
         self._configs = {n["name"]: n["config"] for n in plan["nodes"] if n["op"] == "catalog"}
-        self._versions = {name: [Version(1, root / c["tables"])] for name, c in self._configs.items()}
+        self._versions = {name: [Version.of(1, root / c["tables"])] for name, c in self._configs.items()}
         self._numbers = dict.fromkeys(self._configs, 1)
+        self._swaps = dict.fromkeys(self._configs, 0)
         self._changing = threading.Lock()
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -65,6 +67,10 @@ class Catalogs:
             "previous": before[0].number if before else None,
         }
 
+    def swaps(self, name: str) -> int:
+        """How often another version took the current one's place, rollbacks among them."""
+        return self._swaps[name]
+
     def install(self, name: str, file: Path) -> dict[str, Any]:
         """Builds a ``.jsonl`` or ``.parquet`` file and puts it in the place of the current catalog. Blocks.
 
@@ -79,7 +85,7 @@ class Catalogs:
             current, *before = self._versions[name]
             self._use(name, tables)
             self._numbers[name] = number
-            self._versions[name] = [Version(number, tables), current]
+            self._versions[name] = [Version.of(number, tables), current]
             for old in before:
                 if old.number > 1:
                     old.tables.unlink()
@@ -136,3 +142,4 @@ class Catalogs:
             self._runtime.replace_node(name, {**self._configs[name], "tables": str(tables.resolve())})
         except (RuntimeError, ValueError) as error:
             raise InvalidRequest(str(error)) from error
+        self._swaps[name] += 1

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dagserve.attributes import Attribute
 from dagserve.shapes import parse_dim
 
 INPUTS = "inputs"
@@ -21,11 +22,13 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a body. A dot in ``path`` goes into an object: ``sampling_params.n``.
+    """One field of a body. A dot in ``path`` goes into an object: ``sampling_params.n``. Where there is a field of the
+    object's own path too, that is what anything but an object stands for.
 
     Attributes:
         kind: ``input`` (becomes the graph's input ``input``), ``model`` (must be the served name), ``constant`` (must
-            be ``expected``, a JSON scalar, because of ``reason``), ``fixed`` (may not be given) or ``ignored``.
+            be ``expected``, a JSON scalar, because of ``reason``), ``fixed`` (may not be given), ``ignored``, or
+            ``term``: values of a catalog's attribute of the kind ``expected``, which go to ``input`` as ``NAME=VALUE``.
         one_or_many: a value alone counts as a list of one.
         empty_is_absent: an empty list says no more than none does.
     """
@@ -58,9 +61,26 @@ SCORE = (
 
 _OPEN_ENDED = "a search has a fixed number of steps and keeps the best sequences"
 
+_ANY_ATTRIBUTE = "*"
+
 _LISTS = (
-    Field("allow", input="allow", description="Items of the catalog that may be given; all where it is left out."),
-    Field("deny", input="deny", empty_is_absent=True, description="Items of the catalog that may not be given."),
+    Field("allow", input="allow", description="Items that may be given, by id or by what they have; all if left out."),
+    Field("allow.item", input="allow", description="Ids: the item is one of them."),
+    Field(f"allow.{_ANY_ATTRIBUTE}", "term", input="allow_where", description="The item has one of these values."),
+    Field(
+        "deny",
+        input="deny",
+        empty_is_absent=True,
+        description="Items that may not be given, by id or by what they have.",
+    ),
+    Field("deny.item", input="deny", empty_is_absent=True, description="Ids: the item is one of them."),
+    Field(
+        f"deny.{_ANY_ATTRIBUTE}",
+        "term",
+        input="deny_where",
+        empty_is_absent=True,
+        description="The item has one of these values.",
+    ),
 )
 """The service's own, in other services' shapes too."""
 
@@ -157,7 +177,7 @@ _SERVICE = {"request_id": "text", "created": "i64"}
 
 _LABELS = {"labels": "text[labels]", "label_token_ids": "i64[labels]", "apply_softmax": "bool"}
 _SEARCH = {"n": "i64", "width": "i64", "length_penalty": "f32", "return_tokens": "bool", "return_scores": "bool"}
-_ITEMS = {"allow": "text[items]", "deny": "text[items]"}
+_ITEMS = dict.fromkeys(("allow", "deny", "allow_where", "deny_where"), "text[items]")
 _PROMPTS = {"prompts": "text[prompts]"}
 
 ENDPOINTS: Mapping[str, Endpoint] = {
@@ -192,7 +212,19 @@ def fields_of(plan: Mapping[str, Any], endpoint: str) -> tuple[Field, ...]:
     names = [spec["name"] for spec in plan["inputs"]]
     if endpoint == INPUTS:
         return tuple(Field(name, input=name) for name in names)
-    return tuple(_fitted(field, names, plan) for field in ENDPOINTS[endpoint].fields)
+    fields = ENDPOINTS[endpoint].fields
+    expanded = (f for field in fields for f in (_terms(field, plan) if field.kind == "term" else [field]))
+    return tuple(_fitted(field, names, plan) for field in expanded)
+
+
+def _terms(field: Field, plan: Mapping[str, Any]) -> list[Field]:
+    """A field for each attribute of the catalogs that the input goes to; of several, for those that all have."""
+    tensor = next((spec["tensor"] for spec in plan["inputs"] if spec["name"] == field.input), None)
+    catalogs = [n for n in plan["nodes"] if n["op"] == "catalog" and n["inputs"].get(field.input) == tensor is not None]
+    declared = [c["config"]["attributes"] for c in catalogs]
+    found = (Attribute.of(text) for text in (declared[0] if declared else ()) if all(text in d for d in declared))
+    path = field.path.removesuffix(_ANY_ATTRIBUTE)
+    return [replace(field, path=path + a.name, expected=a.kind, one_or_many=True) for a in found]
 
 
 _FIXED = {"STEPS": ("encode_sequences", "tokens"), "DIMENSIONS": ("encode_embeddings", "embeddings")}
@@ -212,7 +244,7 @@ def _fitted(field: Field, names: list[str], plan: Mapping[str, Any]) -> Field:
     return replace(field, kind="fixed") if field.kind == "input" and field.input not in names else field
 
 
-_JSON_TYPES = {"text": "string", "bool": "boolean", "f32": "number"}
+_JSON_TYPES = {"text": "string", "bool": "boolean", "f32": "number", "number": "number"}
 
 
 def body_schema(plan: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
@@ -224,7 +256,7 @@ def body_schema(plan: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
         *outer, name = field.path.split(".")
         place = schema
         for part in outer:
-            place = place["properties"].setdefault(part, _object())
+            place = _inside(place["properties"], part)
         place["properties"][name] = _value_schema(plan, field)
         if _is_required(plan, endpoint, field):
             place["required"].append(name)
@@ -233,6 +265,15 @@ def body_schema(plan: Mapping[str, Any], endpoint: str) -> dict[str, Any]:
 
 def _object() -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": {}, "required": []}
+
+
+def _inside(properties: dict[str, Any], name: str) -> dict[str, Any]:
+    """The schema of the object of that name, beside the other form of the value where it has one."""
+    there = properties.setdefault(name, _object())
+    if "anyOf" not in there and there.get("type") != "object":
+        there = properties[name] = {"anyOf": [there, _object()]}
+    found: dict[str, Any] = there["anyOf"][1] if "anyOf" in there else there
+    return found
 
 
 def _is_required(plan: Mapping[str, Any], endpoint: str, field: Field) -> bool:
@@ -251,7 +292,7 @@ def _value_schema(plan: Mapping[str, Any], field: Field) -> dict[str, Any]:
         return {"description": "Accepted and not used."}
     spec = next(s for s in plan["inputs"] if s["name"] == field.input)
     tensor = plan["tensors"][spec["tensor"]]
-    one = {"type": _JSON_TYPES.get(tensor["dtype"], "integer")}
+    one = {"type": _JSON_TYPES.get(field.expected or tensor["dtype"], "integer")}
     if not tensor["shape"]:
         return {**about, **one}
     bounds = {s["name"]: s["bound"] for s in plan["symbols"]}

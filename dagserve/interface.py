@@ -268,7 +268,7 @@ class Assets(Protocol):
         """Puts a tokenizer into the artifact. ``spec`` is a ``tokenizer.json`` or anything ``checkpoint`` may be."""
         ...
 
-    def catalog(self, file: str, tokenizer: str | None, limits: Mapping[str, int]) -> str:
+    def catalog(self, file: str, tokenizer: str | None, limits: Mapping[str, Any]) -> str:
         """Builds a catalog's tables into the artifact and returns their path in it; see :mod:`dagserve.catalog`.
 
         Raises:

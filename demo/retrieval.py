@@ -29,19 +29,24 @@ LEVELS = {
 MISSING = 3
 """Every third combination is not for sale."""
 
+SOLD_OUT = 5
+"""Every fifth one is not in stock."""
+
 
 def token(level: str, code: int) -> str:
     """``<a_3>``."""
     return f"<{level}_{code}>"
 
 
-def catalog() -> list[dict[str, str]]:
-    """The items: id and semantic id."""
+def catalog() -> list[dict[str, str | bool]]:
+    """The items: id, semantic id and attributes."""
     codes = [list(enumerate(words)) for words in LEVELS.values()]
     return [
         {
             "item": " ".join(word for _, word in reversed(path)),
             "text": "".join(token(level, code) for level, (code, _) in zip(LEVELS, path, strict=True)),
+            "colour": path[1][1],
+            "stock": number % SOLD_OUT > 0,
         }
         for number, path in enumerate(product(*codes))
         if number % MISSING

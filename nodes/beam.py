@@ -40,6 +40,7 @@ class BeamSearch:
         Option("min_tokens", {"type": "integer", "minimum": 0, "maximum": MAX_STEPS}, default=0),
         Option("length_penalty", {"type": "number", "minimum": -10, "maximum": 10}, default=1.0),
         Option("max_length", {"type": "integer", "minimum": 1}),
+        Option("unrolled", {"type": "boolean"}, default=False),
     )
 
     @staticmethod
@@ -72,14 +73,18 @@ class BeamSearch:
         operators: Mapping[str, str],
         connected: Set[str],
     ) -> BuildSpec:
-        """Four packages over one copy of the weights; ``connected`` are the input ports that have a tensor."""
+        """Four packages over one copy of the weights; ``connected`` are the input ports that have a tensor.
+
+        With ``unrolled`` one package has the whole search.
+        """
         steps, width = options["steps"], options["width"]
         packages = _packages(options, config, precision, operators)
         sizes = {"W": width, "B": width, "L": options["max_length"]}
         state = _state_bytes(options, config, precision)
-        return BuildSpec(
-            packages, _calls(options), _checks(options, config, connected), _MAPPING, sizes, state, steps - 1
-        )
+        calls = _calls(options)
+        if options["unrolled"]:
+            packages, calls = (_unrolled(packages),), (_whole_call(calls),)
+        return BuildSpec(packages, calls, _checks(options, config, connected), _MAPPING, sizes, state, steps - 1)
 
 
 class CatalogSearch:
@@ -99,6 +104,10 @@ class CatalogSearch:
 
         One more output, ``nodes: i64[P,R]``: the node of the catalog's trie that each sequence ends in.
         """
+        if options["unrolled"]:
+            raise ValueError(
+                "a catalog's search cannot be unrolled: its tables differ from level to level; leave it out"
+            )
         plain = BeamSearch.interface({**options, "min_tokens": 0}, bounds)
         trie = (
             Port.of("first", "i32[F]"),
@@ -271,6 +280,24 @@ def _calls(options: Mapping[str, Any]) -> tuple[Call, ...]:
         calls += [Call("step", inputs, ("local:hidden", "local:suffix"), open_), Call("expand", before, after, open_)]
     results = tuple(f"port:{name}" for name in _RESULT)
     return (*calls, Call("finish", ("local:step", *state, penalty, returned), results))
+
+
+def _unrolled(packages: Sequence[PackageSpec]) -> PackageSpec:
+    """The whole search as one package: what goes into the first one and out of the last one."""
+    first, expand, last = packages[0], packages[1], packages[-1]
+    return PackageSpec(
+        "search",
+        f"{_MODULE}:Unrolled",
+        expand.arguments,
+        (*first.inputs, Port.of("beams", "i32[B]"), *expand.inputs[-2:]),
+        last.outputs,
+        ("scores", "counts"),  # as for `expand`
+    )
+
+
+def _whole_call(calls: Sequence[Call]) -> Call:
+    first, last = calls[0], calls[-1]
+    return Call("search", (*first.inputs, first.inputs[-1], *last.inputs[-2:]), last.outputs)
 
 
 def _checks(options: Mapping[str, Any], config: Mapping[str, Any], connected: Set[str]) -> tuple[Check, ...]:

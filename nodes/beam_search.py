@@ -1,4 +1,4 @@
-"""Torch modules of the beam search: prefill, expansion, step, finish. Imported only when a package is built.
+"""Torch modules of the beam search: prefill, expansion, step, finish, or all in one. Imported only for a build.
 
 The state of a search, for ``P`` prompts with ``W`` beams of at most ``N`` tokens each (docs/beam.md has the semantics):
 
@@ -433,6 +433,70 @@ class Finish(nn.Module):
             torch.tensor(1.0),
             torch.arange(min(sizes["R"], width), dtype=torch.int32),
         )
+
+
+class Unrolled(Prefill):
+    """The whole search in one package: all steps are computed, also where no open beam can enter the result any more.
+
+    What is found is the same: no step after that one changes it.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        precision: str,
+        operators: Mapping[str, str],
+        steps: int,
+        stop_tokens: Sequence[int],
+        min_tokens: int,
+        max_width: int,
+    ) -> None:
+        super().__init__(config, precision, operators, steps)
+        expand = Expand(config, precision, operators, steps, stop_tokens, min_tokens, max_width)
+        if expand.name == "embed":
+            expand.add_module("embed", self.embed)
+        else:
+            self.add_module(expand.name, expand.get_submodule(expand.name))
+        decode = Step(config, precision, operators, steps)
+        for name in ("embed", "layers", "norm"):  # one copy, under the backbone's names
+            decode.add_module(name, self.get_submodule(name))
+        self.expand, self.decode, self.finish = expand, decode, Finish(steps)
+
+    def forward(  # type: ignore[override]
+        self,
+        tokens: Tensor,
+        cu_seqlens: Tensor,
+        iota: Tensor,
+        width: Tensor,
+        beams: Tensor,
+        length_penalty: Tensor,
+        returned: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """The whole search.
+
+        Args:
+            tokens, cu_seqlens, iota, width: as :meth:`Prefill.forward`.
+            beams: ``i32[B]``, 0..W-1: ``width`` by another symbol. The exporter cannot prove ``2 * W <= W * 2 * W``,
+                which the merge needs, where both are one symbol.
+            length_penalty, returned: as :meth:`Expand.forward`.
+
+        Returns:
+            As :meth:`Finish.forward`.
+        """
+        hidden, prefix, suffix, *state, step = super().forward(tokens, cu_seqlens, iota, width)
+        for left in reversed(range(self.steps)):
+            token, parent, _, step, *state = self.expand(hidden, step, *state, length_penalty, returned)
+            if left:
+                hidden, suffix = self.decode(token, parent, step, cu_seqlens, prefix, suffix)
+                hidden, state[0], state[1] = (rows.index_select(1, beams) for rows in (hidden, state[0], state[1]))
+        found: tuple[Tensor, ...] = self.finish(step, *state, length_penalty, returned)
+        return found
+
+    def example(self, sizes: Mapping[str, int], generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Random prompts."""
+        beams = torch.arange(sizes["W"], dtype=torch.int32)
+        returned = beams[: sizes["R"]].clone()
+        return (*super().example(sizes, generator), beams, torch.tensor(1.0), returned)
 
 
 def _open(

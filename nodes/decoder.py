@@ -384,8 +384,8 @@ class OutputHead(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., hidden_size]`` -> ``[..., vocab_size]`` in the model's dtype."""
-        out: Tensor = self.get_submodule(self.name)(hidden)
-        return out
+        layer = self.get_submodule(self.name)
+        return layer(hidden) if isinstance(layer, Fp8Linear) else hidden @ self.get_parameter(f"{self.name}.weight").t()
 
     def rows(self, tokens: Tensor) -> Tensor:
         """``[n, hidden_size]`` in the model's dtype, the weights of some tokens."""

@@ -1,7 +1,7 @@
 """What each operator's choice is worth on a whole package: ``python -m perf.ablation``, on a GPU.
 
-Packages of true shape with random weights, each choice against the same package without it. A time is a replay of a CUDA
-graph of the package's run; the packages of a table take turns.
+Packages of true shape with random weights, each choice against the same package without it. A time is a replay of a
+CUDA graph of the package's run; the packages of a table take turns.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def build(case: Case, choice: str, layers: int | None, device: str, path: Path) 
         )
 
 
-def capture(case: Case, choice: str, path: Path, module: torch.nn.Module, shape: Mapping[str, int]) -> Any:
+def capture(path: Path, module: torch.nn.Module, shape: Mapping[str, int]) -> Any:
     """A CUDA graph of one run."""
     package = torch._inductor.aoti_load_package(str(path), run_single_threaded=True)
     constants = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -193,7 +193,7 @@ def measure(case: Case, paths: Mapping[str, Path], layers: int | None, rounds: i
         for choice, path in paths.items():
             try:
                 module = load(package_spec(case, case.choices[choice], layers), "cuda")
-                graphs[choice] = capture(case, choice, path, module, shape)
+                graphs[choice] = capture(path, module, shape)
             except Exception as error:  # one choice that fails must not take the others' figures
                 print(f"{case.name}, {shape_name}, {choice}: {type(error).__name__}: {error}", file=sys.stderr)
         times: dict[str, list[float]] = {choice: [] for choice in graphs}

@@ -15,6 +15,7 @@ from conftest import MANIFEST
 from test_beam_modules import logits_of
 from test_server import serving
 from tokenizers import Tokenizer
+from tolerances import SCORES
 from transformers import AutoModelForCausalLM
 
 from dagserve.artifact import read_plan
@@ -22,6 +23,8 @@ from dagserve.build.cache import BuildCache
 from dagserve.compiler import compile_manifest
 from dagserve.engine import Engine
 from dagserve.errors import InvalidRequest, ManifestError
+from dagserve.inspect import print_plan
+from dagserve.nodes.beam import CatalogSearch
 from dagserve.runtime import ReferenceRuntime
 
 SUGGEST = MANIFEST.parent / "suggest.yaml"
@@ -130,6 +133,65 @@ def test_a_width_of_two_ends_early_in_both_runtimes(tmp_path: Path, tiny_model: 
         (sequences,) = found(engine, prompts=PROMPTS[:1], n=1, length_penalty=-5.0)
     expected = Search(2, 3, frozenset([stop]), 0, -5.0).run(logits_of(model, ids), 1)
     assert [s["tokens"] for s in sequences] == [h.tokens for h in expected] == [[stop]]
+
+
+@pytest.fixture(scope="module")
+def unrolled(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, build_cache: BuildCache) -> Path:
+    change = ("width: 16, ", "width: 16, unrolled: true, ")
+    return compiled(tmp_path_factory.mktemp("unrolled"), tiny_model, build_cache, change)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=range(len(REQUESTS)))
+def test_one_package_finds_the_same(request_: Mapping[str, Any], unrolled: Path, engine: Engine) -> None:
+    """Of the search in steps, and the same bytes in both runtimes."""
+    with Engine.load(unrolled) as whole:
+        assert whole.run(request_) == ReferenceRuntime(unrolled).run(request_)
+        for ours, theirs in zip(found(whole, **request_), found(engine, **request_), strict=True):
+            assert [s["tokens"] for s in ours] == [s["tokens"] for s in theirs]
+            assert [s["text"] for s in ours] == [s["text"] for s in theirs]
+            for name in ("score", "cumulative"):
+                assert [s[name] for s in ours] == pytest.approx([s[name] for s in theirs], abs=SCORES["fp32"])
+
+
+def test_one_package_is_what_the_plan_says(unrolled: Path, artifact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, steps = read_plan(unrolled), read_plan(artifact)
+    assert [p["name"] for p in plan["packages"]] == ["search.search"]
+    (node,) = [n for n in plan["nodes"] if n["name"] == "search"]
+    assert len(node["calls"]) == 1
+    assert node["state"] == next(n["state"] for n in steps["nodes"] if n["name"] == "search")
+    assert plan["weights"]["bytes"] <= steps["weights"]["bytes"], "one copy of the weights"
+    print_plan(unrolled, False)
+    printed = capsys.readouterr().out
+    assert "search.search" in printed
+    assert "prefix K/V" in printed
+
+
+@pytest.mark.parametrize("penalty", [-5.0, 0.0, 1.0, 3.0])
+def test_one_package_finds_the_same_where_the_other_ends_early(
+    penalty: float, tmp_path: Path, tiny_model: Path, build_cache: BuildCache
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model).train(False)
+    ids = Tokenizer.from_file(str(tiny_model / "tokenizer.json")).encode(PROMPTS[0]).ids
+    stop = int(logits_of(model, ids)([]).argmax())
+    options = f"width: 2, steps: 3, stop_tokens: [{stop}]"
+    bodies = []
+    for name, more in (("steps", ""), ("whole", ", unrolled: true")):
+        (tmp_path / name).mkdir()
+        made = compiled(tmp_path / name, tiny_model, build_cache, (",4]", ",3]"), ("returned: 5", "returned: 2"),
+                        ("width: 16, steps: 4", options + more))  # fmt: skip
+        with Engine.load(made) as engine:
+            request = {"prompts": PROMPTS, "n": 2, "length_penalty": penalty}
+            assert engine.run(request) == ReferenceRuntime(made).run(request)
+            bodies.append(found(engine, **request))
+    for ours, theirs in zip(*bodies, strict=True):
+        assert [s["tokens"] for s in ours] == [s["tokens"] for s in theirs]
+        assert [s["cumulative"] for s in ours] == pytest.approx([s["cumulative"] for s in theirs], abs=SCORES["fp32"])
+
+
+def test_what_cannot_be_unrolled_is_refused() -> None:
+    options = {"width": 4, "steps": 3, "returned": 2, "unrolled": True}
+    with pytest.raises(ValueError, match=r"a catalog's search cannot be unrolled: .* leave it out"):
+        CatalogSearch.interface(options, {})
 
 
 def test_generate_over_http(artifact: Path, engine: Engine) -> None:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from beam_reference import Hypothesis
 from catalog_reference import exhaustive, legal, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.parquet import write_table
 from random_models import CONFIGS, make_model
 from test_beam_modules import Modules, logits_of, same, sequences
 from torch import Tensor
 
 import dagserve.nodes.beam_search as beam_search
 from dagserve._native import CpuNode
+from dagserve.attributes import Attribute
+from dagserve.build.catalogs import build_tables
 from dagserve.build.weights import make_parameter
-from dagserve.catalog import ENDS, OPEN, Catalog, Limits, Section, build_catalog, read_items
-from dagserve.errors import BuildError
+from dagserve.catalog import ENDS, OPEN, Catalog, Column, Limits, Section, build_catalog, read_items
+from dagserve.catalog import Items as Rows
+from dagserve.errors import BuildError, InvalidRequest
 from dagserve.kernels.beam.selection import NEVER
 from dagserve.nodes.beam_search import ExpandCatalog, Finish, Prefill
 from dagserve.nodes.catalog import Catalog as CatalogNode
@@ -36,7 +42,7 @@ Items = dict[str, tuple[int, ...]]
 
 
 def catalog_of(items: Mapping[str, Sequence[int]]) -> Catalog:
-    return build_catalog(list(items), list(items.values()), LIMITS)
+    return build_catalog(Rows(list(items), list(items.values())), LIMITS)
 
 
 def marks_of(packed: Any, nodes: int) -> list[int]:
@@ -87,13 +93,16 @@ def ports_of(config: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
     interface = CatalogNode.interface(config, {})
     bounds: Any = interface.bounds
     outputs = [(p.name, p.type.dtype, [d.size(bounds) for d in p.type.shape], 0) for p in interface.outputs]
-    return [("allow", "text", [64], 65536), ("deny", "text", [64], 65536)], outputs
+    return [(name, "text", [64], 65536) for name in ("allow", "deny", "allow_where", "deny_where")], outputs
 
 
-def nodes_of(folder: Path, items: Mapping[str, Sequence[int]], limits: Limits = LIMITS) -> tuple[Any, CatalogNode]:
+def nodes_of(
+    folder: Path, items: Mapping[str, Sequence[int]], limits: Limits = LIMITS, columns: Sequence[Column] = ()
+) -> tuple[Any, CatalogNode]:
     """The native node and the readable one."""
-    (folder / "c.bin").write_bytes(build_catalog(list(items), list(items.values()), limits).file)
+    (folder / "c.bin").write_bytes(build_catalog(Rows(list(items), list(items.values()), columns), limits).file)
     config = {"tables": "c.bin", "max_items": limits.max_items, "max_depth": limits.max_depth, "max_children": 512}
+    config["attributes"] = [c.attribute.declared for c in columns]
     return CpuNode("catalog", config, *ports_of(config), str(folder), ""), CatalogNode(config, folder)
 
 
@@ -108,12 +117,110 @@ def test_both_nodes_permit_the_same(tmp_path_factory: pytest.TempPathFactory, it
     for name in ours:
         np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
     allowed = set(items) if given_["allow"] is None else set(given_["allow"]) & set(items)
-    wanted = {items[i] for i in allowed - set(given_["deny"] or ())}
+    check_marks(ours["marks"], items, allowed - set(given_["deny"] or ()))
+
+
+def check_marks(marks: Any, items: Items, permitted: set[str]) -> None:
+    """Nodes are marked for exactly the permitted items."""
+    wanted = {items[i] for i in permitted}
     paths = paths_of(catalog_of(items))
-    for node, mark in enumerate(marks_of(ours["marks"], len(paths))):
+    for node, mark in enumerate(marks_of(marks, len(paths))):
         n = len(paths[node])
         assert bool(mark & ENDS) == (paths[node] in wanted)
         assert bool(mark & OPEN) == any(len(p) > n and p[:n] == paths[node] for p in wanted)
+
+
+ATTRIBUTES = [Attribute("region", "text"), Attribute("price", "number"), Attribute("stock", "bool")]
+VALUES: Mapping[str, Sequence[Any]] = {
+    "region": ["de", "fr", "", "日本", "a=b"],
+    "price": [0, -0.0, 1, 2.5, 1e300, -3],
+    "stock": [True, False],
+}
+
+
+def term(name: str, value: Any) -> str:
+    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+
+
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    columns = [Column(attribute) for attribute in ATTRIBUTES]
+    for column in columns:
+        for row in rows:
+            column.add("here", row.get(column.attribute.name))
+    return columns
+
+
+def draw_terms(data: Any) -> list[tuple[str, Any]] | None:
+    one = st.sampled_from([(name, value) for name, values in VALUES.items() for value in values])
+    unknown = st.sampled_from([("region", "none"), ("price", 77), ("price", 1.5)])
+    found: list[tuple[str, Any]] | None = data.draw(st.none() | st.lists(one | unknown, min_size=1, max_size=5))
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(CATALOGS, st.data())
+def test_both_nodes_permit_by_attribute(tmp_path_factory: pytest.TempPathFactory, items: Items, data: Any) -> None:
+    """Against plain sets, with lists of ids beside; an item without an attribute has none of its values."""
+    row = st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in VALUES.items()})
+    rows = dict(zip(items, data.draw(st.lists(row, min_size=len(items), max_size=len(items))), strict=True))
+    native, plain = nodes_of(tmp_path_factory.mktemp("catalog"), items, LIMITS, columns_of(list(rows.values())))
+    ids = st.none() | st.lists(st.sampled_from([*items, "unknown"]), min_size=1, max_size=40)
+    allow, deny, allowed, denied = data.draw(ids), data.draw(ids), draw_terms(data), draw_terms(data)
+    request = {
+        "allow": allow,
+        "deny": deny,
+        "allow_where": None if allowed is None else [term(*t) for t in allowed],
+        "deny_where": None if denied is None else [term(*t) for t in denied],
+    }
+    ours, theirs = native.run(request), plain.run(request)
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    permitted = (set(items) if allow is None else set(allow) & set(items)) - set(deny or ())
+    for name in {n for n, _ in allowed or ()}:
+        permitted = {i for i in permitted if any(n == name and rows[i].get(n) == v for n, v in allowed or ())}
+    permitted = {i for i in permitted if not any(rows[i].get(n) == v for n, v in denied or ())}
+    check_marks(ours["marks"], items, permitted)
+    offsets, found = ours["item_offsets"], bytes(ours["items"])
+    order = [found[a:b].decode() for a, b in itertools.pairwise(offsets)]
+    assert {i for n, i in enumerate(order) if ours["permitted"][n // 8] >> n % 8 & 1} == permitted
+
+
+@pytest.mark.parametrize("share", [1, 5, 50, 950, 995, 999])
+def test_every_way_of_marking_gives_the_same(share: int, tmp_path: Path) -> None:
+    """Few items are let in, few taken away, or all nodes marked in one pass."""
+    items = random_items(random.Random(share), 1000, 512)
+    rows = [{"stock": n < share} for n in range(len(items))]
+    native, plain = nodes_of(tmp_path, items, LIMITS, columns_of(rows))
+    for request in ({"allow_where": ["stock=true"]}, {"deny_where": ["stock=true"]}):
+        ours, theirs = native.run(request), plain.run(request)
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+WRONG_TERMS = ["region", "", "=de", "colour=red", "stock=1", "stock=", "price=", "price=1x", "price=nan", "price=1e999",
+               "price= 1", "price=inf", "Region=de"]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG_TERMS)
+@pytest.mark.parametrize("port", ["allow_where", "deny_where"])
+def test_a_wrong_term_is_refused(port: str, wrong: str, tmp_path: Path) -> None:
+    known = r"must be NAME=VALUE of an attribute; there is region \(text\), price \(number\), stock \(bool\)"
+    for node in nodes_of(tmp_path, {"a": (1,)}, LIMITS, columns_of([{}])):
+        with pytest.raises(InvalidRequest, match=rf"{port}\[1\] {known}"):
+            node.run({port: ["region=de", wrong]})
+    for node in nodes_of(tmp_path, {"a": (1,)}):
+        with pytest.raises(InvalidRequest, match=r"there is none"):
+            node.run({port: ["region=de"]})
+
+
+def test_a_values_items_take_the_smaller_form() -> None:
+    """A value of many items is a bit an item, one of few is a list; together they stay small."""
+    items = {f"i{n}": (n % 500, n // 500) for n in range(1900)}
+    rows = [{"stock": n % 2 == 0, "region": "xy" if n % 100 else f"rare{n}"} for n in range(1900)]
+    catalog = build_catalog(Rows(list(items), list(items.values()), columns_of(rows)), LIMITS)
+    sizes = np.diff(catalog.array(Section.SET_ENDS)).tolist()
+    assert sizes == [1] * 19 + [60] * 3, "words: rare regions, xy; false, true"
+    assert len(catalog.sections[Section.SETS]) == 4 * sum(sizes)
 
 
 WRONG_LINES = [
@@ -130,7 +237,19 @@ WRONG_LINES = [
     (b'{"item":"a","tokens":[1.0]}', "`tokens` must be a list of integers"),
     (b'{"item":"a","text":1}', "`text` must be a string"),
     (b'{"item":"a","text":"b"}', "name their `tokenizer`"),
-    (b'{"item":"a","tokens":[1],"price":3}', "unknown key `price`"),
+    (b'{"item":"a","tokens":[1],"colour":"red"}', "unknown key `colour`"),
+    (
+        b'{"item":"a","tokens":[1],"colour":"red"}',
+        "the declared attributes, region (text), price (number), stock (bool)",
+    ),
+    (b'{"item":"a","tokens":[1],"colour":2}', "declare it in the catalog's `with: {attributes: {colour: number}}`"),
+    (b'{"item":"a","tokens":[1],"region":3}', "line 1: `region` must be text of at most 256 bytes"),
+    (b'{"item":"a","tokens":[1],"region":["de"]}', "`region` must be text"),
+    (b'{"item":"a","tokens":[1],"region":"' + b"x" * 257 + b'"}', "`region` must be text of at most 256 bytes"),
+    (b'{"item":"a","tokens":[1],"price":"3"}', "`price` must be a number that a 64-bit float holds exactly"),
+    (b'{"item":"a","tokens":[1],"price":true}', "`price` must be a number"),
+    (b'{"item":"a","tokens":[1],"price":9007199254740993}', "`price` must be a number that a 64-bit float holds"),
+    (b'{"item":"b","tokens":[1],"stock":true}\n{"item":"a","tokens":[1],"stock":1}', "line 2: `stock` must be true"),
     (b'{"item":"a","tokens":[]}', "item 'a' has no tokens (0); give it from 1 to max_depth, 4"),
     (b'{"item":"a","tokens":[1,2,3,4,5]}', "item 'a' has too many tokens (5)"),
     (b'{"item":"b","tokens":[1]}\n{"item":"a","tokens":[1,-2]}', "item 'a' has token -2; tokens are from 0"),
@@ -144,8 +263,91 @@ WRONG_LINES = [
 def test_a_wrong_catalog_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_bytes(content)
     with pytest.raises(BuildError) as caught:
-        build_catalog(*read_items(tmp_path / "c.jsonl", None), LIMITS)
+        build_catalog(read_items(tmp_path / "c.jsonl", None, ATTRIBUTES), LIMITS)
     assert message in str(caught.value)
+
+
+PARQUET_ROWS: list[dict[str, Any]] = [
+    {"item": f"i{n}", "tokens": [n % 7, n // 7], "stock": n % 3 == 0 or None, "price": n / 4}
+    | ({"region": ["de", "日本", None][n % 3]})
+    for n in range(200)
+]
+PARQUET_LIMITS = {"max_items": 300, "max_depth": DEPTH, "max_children": 64}
+
+
+def parquet(path: Path, columns: Mapping[str, Any]) -> Path:
+    """A file of several row groups."""
+    write_table(pyarrow.table(columns), path, row_group_size=64)
+    return path
+
+
+def columns_in(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+@pytest.mark.parametrize("form", ["plain", "dictionary", "small numbers"])
+def test_parquet_gives_the_catalog_of_jsonl(form: str, tmp_path: Path) -> None:
+    lines = [json.dumps({k: v for k, v in row.items() if v is not None}) for row in PARQUET_ROWS]
+    (tmp_path / "c.jsonl").write_text("\n".join(lines))
+    columns = columns_in(PARQUET_ROWS)
+    if form == "dictionary":
+        columns["region"] = pyarrow.array(columns["region"]).dictionary_encode()
+    elif form == "small numbers":
+        columns["tokens"] = pyarrow.array(columns["tokens"], pyarrow.large_list(pyarrow.uint16()))
+        columns["price"] = pyarrow.array(columns["price"], pyarrow.float32())
+    limits = {**PARQUET_LIMITS, "attributes": [a.declared for a in ATTRIBUTES]}
+    built = build_tables(parquet(tmp_path / "c.parquet", columns), limits, None)
+    assert built.file == build_tables(tmp_path / "c.jsonl", limits, None).file
+    assert len(built.array(Section.VALUE_OFFSETS)) == 2 + 200 + 1 + 1, "regions, prices, true, and the end"
+
+
+def test_parquet_and_jsonl_have_the_same_texts(tmp_path: Path) -> None:
+    rows = [{"item": "a", "text": "xy"}, {"item": "b", "text": "z"}]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    read = [
+        read_items(path, lambda texts: [[ord(c) for c in text] for text in texts])
+        for path in (tmp_path / "c.jsonl", parquet(tmp_path / "c.parquet", columns_in(rows)))
+    ]
+    assert read[0] == read[1]
+    assert read[1].paths == [[120, 121], [122]]
+
+
+WRONG_PARQUET: list[tuple[Mapping[str, Any], str]] = [
+    ({"item": ["a", "b"], "tokens": [[1], [2]], "colour": [None, "red"]}, "row 2: unknown key `colour`"),
+    ({"item": ["a", "b"], "tokens": [[1], [2]], "stock": ["yes", "no"]}, "row 1: `stock` must be true or false"),
+    ({"item": ["a", "b"], "tokens": [[1], None]}, "row 2: give `tokens` or `text`, one of them"),
+    ({"item": ["a", "b"], "tokens": [[1], [None]]}, "row 2: `tokens` must be a list of integers"),
+    ({"item": ["a", "b"], "tokens": [[1], [0.5]]}, "row 1: `tokens` must be a list of integers"),
+    ({"item": [1, 2], "tokens": [[1], [2]]}, "row 1: `item` must be a string"),
+    ({"item": [b"a", b"b"], "tokens": [[1], [2]]}, "row 1: `item` must be a string"),
+    ({"item": ["a"], "tokens": [[1]], "price": [float("nan")]}, "row 1: `price` must be a number"),
+    ({"item": ["a", "a"], "tokens": [[1], [2]]}, "item 'a' is in the catalog twice"),
+    ({"tokens": [[1]]}, "row 1: `item` must be a string"),
+    ({"item": pyarrow.array([], pyarrow.string())}, "the catalog has 0 items"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), WRONG_PARQUET, ids=range(len(WRONG_PARQUET)))
+def test_wrong_parquet_is_refused(columns: Mapping[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError) as caught:
+        build_catalog(read_items(parquet(tmp_path / "c.parquet", columns), None, ATTRIBUTES), LIMITS)
+    assert message in str(caught.value)
+
+
+def test_damaged_parquet_is_refused(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "c.parquet", columns_in(PARQUET_ROWS))
+    good = path.read_bytes()
+    middle = bytearray(good)
+    middle[100:400] = bytes(300)
+    for damaged in (b"", b"x", b"PAR1" * 3, good[:-1], good[: len(good) // 2], good[:4] + good[8:], bytes(middle)):
+        path.write_bytes(damaged)
+        with pytest.raises(BuildError, match=r"not readable as parquet after row 0: .*; write it again") as caught:
+            read_items(path, None, ATTRIBUTES)
+        assert "\n" not in str(caught.value)
+    twice = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["item", "item"])
+    write_table(twice, path)
+    with pytest.raises(BuildError, match="has two columns `item`; leave one out"):
+        read_items(path, None)
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
@@ -158,6 +360,28 @@ def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
         (tmp_path / "c.bin").write_bytes(damaged)
         with pytest.raises((ValueError, RuntimeError), match=message):
             CpuNode("catalog", config, [], outputs, str(tmp_path), "")
+
+
+def test_a_table_of_other_attributes_is_refused(tmp_path: Path) -> None:
+    nodes_of(tmp_path, {"a": (1,)}, LIMITS, columns_of([{}]))
+    config = {"tables": "c.bin", "max_items": 2000, "max_depth": DEPTH, "max_children": 512}
+    other = {**config, "attributes": ["stock:bool"]}
+    with pytest.raises((ValueError, RuntimeError), match="other attributes than the graph declares, stock"):
+        CpuNode("catalog", other, [], ports_of(config)[1], str(tmp_path), "")
+
+
+@pytest.mark.parametrize(("having", "words"), [(40, [0xFFFFFFFF, 0x1FF]), (1, [40])], ids=["bits", "list"])
+def test_a_set_of_items_that_are_not_there_is_refused(having: int, words: list[int], tmp_path: Path) -> None:
+    items = {f"i{n}": (n,) for n in range(40)}
+    rows = [{"region": "de"} if n < having else {} for n in range(40)]
+    sections = list(build_catalog(Rows(list(items), list(items.values()), columns_of(rows)), LIMITS).sections)
+    assert len(sections[Section.SETS]) == 4 * len(words)
+    sections[Section.SETS] = np.array(words, np.uint32).tobytes()
+    (tmp_path / "c.bin").write_bytes(Catalog(sections).file)
+    config = {"tables": "c.bin", "max_items": 2000, "max_depth": DEPTH, "max_children": 512}
+    config["attributes"] = [a.declared for a in ATTRIBUTES]
+    with pytest.raises((ValueError, RuntimeError), match="inconsistent"):
+        CpuNode("catalog", config, [], ports_of(config)[1], str(tmp_path), "")
 
 
 LARGER = [

@@ -8,10 +8,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_tokenizer import MULTILINGUAL, trained
 
-from perf import serve_cpu, text
+from perf import serve_cpu, shared_prefix_cpu, text
 from perf.costs import node_milliseconds
 from perf.health_probe import summarize as summarize_probe
 from perf.measure import Case, agreement, interleave, ratios
@@ -70,6 +71,21 @@ def test_quick_run_says_what_it_ran_on(result: dict[str, Any]) -> None:
     assert result["workload"]["prompt_tokens_a_request"] > 0
     for title in ("Throughput and latency", "Ratios", "/health", "Where the time goes", "Start and compile"):
         assert title in result["markdown"]
+
+
+def test_the_shared_prefix_is_measured_beside_none(tiny_model: Path, tmp_path: Path) -> None:
+    sizes = ["--texts", "3", "--tokens", "12", "--shared", "0", "5", "--rounds", "2"]
+    shared_prefix_cpu.main([*sizes, "--model", str(tiny_model), "--json", str(tmp_path / "r.json")])
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [row["shared"] for row in rows] == [0, 5]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["ms"]["off"] / row["ms"]["exact"])
+        assert row["difference"] < 1e-4
+    assert "| 5 |" in (tmp_path / "r.md").read_text()
+    request = shared_prefix_cpu.make_request(3, 12, 5, 300)
+    texts = np.array(request["tokens"]).reshape(3, 12)
+    assert (texts[:, :5] == texts[0, :5]).all()
+    assert len({*texts[:, 5].tolist()}) == 3
 
 
 def outcome(qps: float, errors: int = 0) -> dict[str, Any]:

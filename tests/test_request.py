@@ -146,6 +146,8 @@ def test_a_body_over_the_limit_is_refused(engine: Engine) -> None:
 def test_another_model_is_an_error_of_its_own(engine: Engine) -> None:
     with pytest.raises(UnknownModel, match="model 'other' is not served here; this is 'relevance'"):
         engine.run_body(json.dumps({**GOOD, "model": "other"}).encode())
+    with pytest.raises(UnknownModel, match=f"model '{'日' * 13}' is not served here"):  # cut between characters
+        engine.run_body(json.dumps({**GOOD, "model": "日" * 20}).encode())
 
 
 def test_invalid_requests_are_counted_apart(engine: Engine) -> None:

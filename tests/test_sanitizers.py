@@ -14,7 +14,8 @@ import pytest
 from test_tokenizer import trained
 from test_tokenizer_parts import PARTS, document_of
 
-from dagserve.catalog import Limits, build_catalog
+from dagserve.attributes import Attribute
+from dagserve.catalog import Column, Items, Limits, build_catalog
 from dagserve.tokenizer import write_tables
 from tools import fuzz
 
@@ -64,7 +65,11 @@ def test_fuzzing_finds_nothing(tmp_path: Path) -> None:
     source, catalog = Random(0), tmp_path / "catalog.bin"
     paths = [[source.randrange(3) for _ in range(source.randint(1, 5))] for _ in range(60)]
     limits = Limits(max_items=60, max_depth=5, max_children=3)
-    catalog.write_bytes(build_catalog([f"i{n}" for n in range(len(paths))], paths, limits).file)
+    columns = [Column(Attribute("region", "text")), Column(Attribute("stock", "bool"))]
+    for n in range(len(paths)):
+        columns[0].add("", f"r{n % 7}" if n % 5 else None)
+        columns[1].add("", n % 2 == 0)
+    catalog.write_bytes(build_catalog(Items([f"i{n}" for n in range(len(paths))], [*paths], columns), limits).file)
 
     def run_target(target: str) -> bool:
         folder = tmp_path / target

@@ -38,12 +38,16 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """The sources of ``native/src`` each target is built from."""
 
 SEEDS: Mapping[str, Sequence[bytes]] = {
-    "catalog": (b"\0i1\ni2\ni3\ni10", b"\1i0\ni1\ni1", b"\2i7\ni8\ni9\nnone"),
+    "catalog": (
+        *(b"\0", b"\3i1\ni2\ni3\ni10", b"\1i0\ni1\ni1", b"\2i7\ni8\ni9\nnone"),
+        *(b"\4region=r1\nregion=r2\nstock=true", b"\x08stock=false", b"\x0fi1\ni2\nregion=r3\nstock=true"),
+    ),
     "tokenizer": ("the cat's 12 日本語 é 👍\n\n <|im_start|>".encode(),),
     "request": (
         b'{"query":"q","items":["a","b\\u00e9\\ud83d\\ude00"],"ids":[1,-2],"apply_softmax":true,"model":"m"}',
         b'{"query":"","texts":["x"],"small":[1],"options":{"tiny":[255],"real":[1e3,-0.5]},"item_first":false}',
         b'{"query":"q","items":"a","temperature":1.0,"user":{"a":[null]}}',
+        b'{"query":"","items":"a","allow":{"item":["a"],"region":["de"],"stock":true,"price":[-0.5,1e300]}}',
     ),
     "encode": (bytes(range(200)), b"\x1f" + b"\x41\x00" * 24 + b"\x02" * 8 + b"\x00\x00\x80\x3f" * 30),
 }

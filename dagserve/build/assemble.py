@@ -82,7 +82,7 @@ class ArtifactTokenizers:
         (self.root / f"{stem}.json").write_bytes(source.tokenizer_json)
         return TokenizerFiles(f"{stem}.bin", f"{stem}.json", said.vocab_size, said.normalized_tokens, text_error(said))
 
-    def catalog(self, file: str, tokenizer: str | None, limits: Mapping[str, int]) -> str:
+    def catalog(self, file: str, tokenizer: str | None, limits: Mapping[str, Any]) -> str:
         """Writes the tables of a catalog."""
         source = import_tokenizer(tokenizer, self.cache).tokenizer_json if tokenizer else None
         content = build_tables(Path(file).expanduser(), limits, source).file

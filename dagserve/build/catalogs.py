@@ -11,20 +11,22 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dagserve.catalog import Catalog, Limits, build_catalog, read_items
 from dagserve.errors import DagserveError
 from dagserve.tokenizer import encode_texts
 
 
-def build_tables(file: Path, limits: Mapping[str, int], tokenizer_json: bytes | None) -> Catalog:
+def build_tables(file: Path, limits: Mapping[str, Any], tokenizer_json: bytes | None) -> Catalog:
     """Reads, checks and builds a catalog.
 
     Raises:
         BuildError: it is not there, is wrong, or passes the limits.
     """
     encode = None if tokenizer_json is None else partial(encode_texts, tokenizer_json)
-    return build_catalog(*read_items(file, encode), Limits(**limits))
+    checked = Limits(**limits)
+    return build_catalog(read_items(file, encode, checked.declared), checked)
 
 
 def main(file: str, out: str, limits: str, tokenizer: str = "") -> int:

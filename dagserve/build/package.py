@@ -14,7 +14,7 @@ import torch.fx.experimental._config as shape_config
 from torch._dynamo.exc import UserError
 from torch.export import Dim, ExportedProgram, export
 
-from dagserve.build.weights import TORCH_DTYPES, buffer_name, constant_sources, make_module, map_weights
+from dagserve.build.weights import TORCH_DTYPES, buffer_name, constant_sources, first_names, make_module, map_weights
 from dagserve.errors import BuildError
 from dagserve.shapes import TensorType, parse_type
 
@@ -68,7 +68,7 @@ def compile_package(job: Mapping[str, Any], out: Path, report: Report) -> None:
     runner = open_package(out / "model.so", job["device"])
     names = sorted(set(runner.get_constant_names_to_original_fqns().values()))
     record = {
-        "constants": constant_sources(job["name"], names, _index(job)["tensors"]),
+        "constants": constant_sources(job["name"], names, _index(job)["tensors"], first_names(module)),
         "seconds": {"export": exported - started, "compile": time.perf_counter() - exported},
     }
     (out / "package.json").write_text(json.dumps(record))
@@ -230,7 +230,7 @@ def _bind(job: Mapping[str, Any]) -> Any:
     runner = open_package(Path(job["package"]) / "model.so", job["device"])
     weights = map_weights(Path(job["weights"]) / "weights.bin", _index(job)["tensors"])
     names = runner.get_constant_names_to_original_fqns()
-    sources = constant_sources(job["name"], names.values(), weights)
+    sources = json.loads((Path(job["package"]) / "package.json").read_text())["constants"]
     constants = {name: weights[sources[fqn]].to(job["device"]) for name, fqn in names.items()}
     runner.update_constant_buffer(constants, False, True, True)
     return runner

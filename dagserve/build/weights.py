@@ -57,13 +57,15 @@ def buffer_name(package: str, buffer: str) -> str:
     return f"{package}:{buffer}"
 
 
-def constant_sources(package: str, constants: Iterable[str], tensors: Mapping[str, Any]) -> dict[str, str]:
-    """For each constant of a package the weight it reads.
+def constant_sources(
+    package: str, constants: Iterable[str], tensors: Mapping[str, Any], first: Mapping[str, str]
+) -> dict[str, str]:
+    """For each constant of a package the weight it reads; ``first`` is :func:`first_names` of its module.
 
     Raises:
         BuildError: a constant that the weights file does not have, such as a tensor made inside ``forward``.
     """
-    sources = {name: own if (own := buffer_name(package, name)) in tensors else name for name in constants}
+    sources = {n: own if (own := buffer_name(package, n)) in tensors else first.get(n, n) for n in constants}
     absent = [name for name, weight in sources.items() if weight not in tensors]
     if absent:
         raise BuildError(f"{package} has constants that are no parameter or buffer: {', '.join(absent)}; register them")
@@ -81,7 +83,7 @@ def write_weights(job: Mapping[str, Any], out: Path, report: Callable[[str, floa
         CheckpointError: lists every parameter that is missing, unexpected or wrongly shaped.
     """
     modules = {m["name"]: make_module(m["module"], m["arguments"]) for m in job["modules"]}
-    saved = {name: t for module in modules.values() for name, t in module.state_dict().items()}
+    saved = {name: t for module in modules.values() for name, t in saved_tensors(module).items()}
     checkpoint = _open(job)
     mapping = load_object(job["mapping"])(job["config"]) if job["mapping"] else {name: name for name in saved}
     check_parameters(checkpoint, mapping, saved)
@@ -99,6 +101,18 @@ def write_weights(job: Mapping[str, Any], out: Path, report: Callable[[str, floa
     said = {name: _said(source) for name, source in mapping.items() if name in saved}
     record = {"bytes": size, "tensors": index, "mapping": said}
     (out / "index.json").write_text(json.dumps(record))
+
+
+def first_names(module: torch.nn.Module) -> dict[str, str]:
+    """By every name of a parameter the first one it has: parts of a module may share parameters."""
+    names: dict[int, str] = {}
+    return {name: names.setdefault(id(p), name) for name, p in module.named_parameters(remove_duplicate=False)}
+
+
+def saved_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What a checkpoint has of a module: each parameter once."""
+    first = first_names(module)
+    return {name: tensor for name, tensor in module.state_dict().items() if first.get(name, name) == name}
 
 
 def _open(job: Mapping[str, Any]) -> Checkpoint:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -36,6 +38,8 @@ def decode_body(body: bytes, plan: Mapping[str, Any], endpoint: str) -> dict[str
         given.add(path)
         if field.kind == "input":
             _take(field, item, plan, inputs)
+        elif field.kind == "term":
+            _take_terms(field, item, plan, inputs)
         else:
             _compare(field, item)
     for spec in plan["inputs"]:
@@ -62,19 +66,25 @@ def _members(value: _Members, prefix: str, fields: Sequence[Field]) -> list[tupl
     for key, item in value:
         path = prefix + key
         exact = next((f for f in fields if f.path == path), None)
-        if exact is not None:
+        inside = any(f.path.startswith(path + ".") for f in fields)
+        if inside and isinstance(item, _Members):
+            found += [] if exact is None else [(path, None, exact)]  # so that it is not given twice
+            found += _members(item, path + ".", fields)
+        elif exact is not None:
             found.append((path, item, exact))
-        elif any(f.path.startswith(path + ".") for f in fields):
-            if isinstance(item, _Members):
-                found += _members(item, path + ".", fields)
-            elif item is not None:
-                raise InvalidRequest(f"{path} must be an object")
-        else:
-            close = difflib.get_close_matches(path, [f.path for f in fields], 1)
-            raise InvalidRequest(
-                f"unknown field {path!r}; " + (f"did you mean {close[0]!r}?" if close else "remove it")
-            )
+        elif not inside:
+            raise InvalidRequest(_unknown(path, prefix, fields))
+        elif item is not None:
+            raise InvalidRequest(f"{path} must be an object")
     return found
+
+
+def _unknown(path: str, prefix: str, fields: Sequence[Field]) -> str:
+    if any(f.path + "." == prefix for f in fields):
+        there = [f"{f.path.removeprefix(prefix)} ({f.expected or 'text'})" for f in fields if f.path.startswith(prefix)]
+        return f"unknown attribute {path!r}; there is {', '.join(there)}"
+    close = difflib.get_close_matches(path, [f.path for f in fields], 1)
+    return f"unknown field {path!r}; " + (f"did you mean {close[0]!r}?" if close else "remove it")
 
 
 def _compare(field: Field, value: Any) -> None:
@@ -117,6 +127,38 @@ def _take(field: Field, value: Any, plan: Mapping[str, Any], inputs: dict[str, A
     else:
         raise InvalidRequest(f"{field.path} must be a list")
     inputs[field.input] = value
+
+
+_KINDS = {"text": "text", "bool": "bool", "number": "f32"}
+
+
+def _take_terms(field: Field, value: Any, plan: Mapping[str, Any], inputs: dict[str, Any]) -> None:
+    """Appends ``NAME=VALUE`` for each value."""
+    if value is None or (field.empty_is_absent and value == [] and not isinstance(value, _Members)):
+        return
+    spec = next(s for s in plan["inputs"] if s["name"] == field.input)
+    tensor = plan["tensors"][spec["tensor"]]
+    if isinstance(value, _Members):
+        raise InvalidRequest(f"{field.path} must be one value or a list")
+    terms = inputs.setdefault(field.input, [])
+    for i, one in enumerate(value if isinstance(value, list) else [value]):
+        place = f"{field.path}[{i}]" if isinstance(value, list) else field.path
+        check_value(place, one, _KINDS[field.expected])
+        terms.append(f"{field.path.rpartition('.')[2]}={_term(place, one)}")
+    most = parse_dim(tensor["shape"][0]).size({s["name"]: s["bound"] for s in plan["symbols"]})
+    if value == [] or len(terms) > most:
+        raise InvalidRequest(f"{field.path}: all attributes have {len(terms)} values; it must be from 1 to {most}")
+
+
+def _term(place: str, value: str | float | bool) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    with contextlib.suppress(OverflowError):
+        if math.isfinite(float(value)):
+            return repr(float(value))
+    raise InvalidRequest(f"{place} must be a number that fits 64 bits")
 
 
 def _check(place: str, value: Any, dtype: str) -> None:

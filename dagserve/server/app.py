@@ -58,11 +58,11 @@ class Backend(Protocol):
 class Service:
     """State of one running service. ``draining`` makes /ready say so and refuses new requests."""
 
-    def __init__(self, engine: Backend) -> None:
+    def __init__(self, engine: Backend, catalogs: Catalogs | None = None) -> None:
         self.engine = engine
         self.model: str = engine.plan["name"]
         self.deadline_s: float = engine.plan["admission"]["deadline_ms"] / 1000
-        self.metrics = Metrics(engine.stats)
+        self.metrics = Metrics(engine.stats, catalogs)
         self.draining = False
 
     async def answer(self, request: Request) -> Response:
@@ -158,7 +158,7 @@ def create_app(engine: Backend, catalogs: Catalogs | None = None) -> FastAPI:
 
     Its :class:`Service` is ``app.state.service``.
     """
-    service = Service(engine)
+    service = Service(engine, catalogs)
     app = FastAPI(
         title=f"dagserve: {service.model}",
         version=dagserve.__version__,

@@ -1,4 +1,4 @@
-"""Prometheus metrics: HTTP counts kept here, tiers and nodes read from the engine at every scrape."""
+"""Prometheus metrics: HTTP counts kept here; tiers, nodes and catalogs read from the engine at every scrape."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from dagserve.catalogs import Catalogs
 
 BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
@@ -15,7 +17,7 @@ BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0
 class Metrics:
     """All metrics of one service, in a registry of its own."""
 
-    def __init__(self, stats: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(self, stats: Callable[[], Mapping[str, Any]], catalogs: Catalogs | None = None) -> None:
         self._registry = CollectorRegistry()
         self.requests = Counter(
             "dagserve_http_requests", "Requests to the endpoint by status.", ["status"], registry=self._registry
@@ -30,6 +32,8 @@ class Metrics:
             "dagserve_http_disconnects", "Clients that left before their reply.", registry=self._registry
         )
         self._registry.register(_EngineCollector(stats))
+        if catalogs is not None and catalogs.names:
+            self._registry.register(_CatalogCollector(catalogs))
 
     def render(self) -> bytes:
         """The text exposition format."""
@@ -48,6 +52,24 @@ class _EngineCollector(Collector):
         seconds = stats["decode"]["seconds"]
         yield CounterMetricFamily("dagserve_decode_seconds", "Seconds spent decoding bodies.", value=seconds)
         yield from _nodes(stats["nodes"])
+
+
+class _CatalogCollector(Collector):
+    def __init__(self, catalogs: Catalogs) -> None:
+        self._catalogs = catalogs
+
+    def collect(self) -> Iterable[Metric]:
+        info = InfoMetricFamily("dagserve_catalog", "The version that new requests use.", labels=["catalog"])
+        items = GaugeMetricFamily("dagserve_catalog_items", "Items of that version.", labels=["catalog"])
+        swaps = CounterMetricFamily(
+            "dagserve_catalog_swaps", "Times another version took its place.", labels=["catalog"]
+        )
+        for name in self._catalogs.names:
+            state = self._catalogs.state(name)
+            info.add_metric([name], {"version": str(state["version"])})
+            items.add_metric([name], state["items"])
+            swaps.add_metric([name], self._catalogs.swaps(name))
+        yield from (info, items, swaps)
 
 
 def _tiers(tiers: Mapping[str, Mapping[str, int]]) -> Iterable[Metric]:

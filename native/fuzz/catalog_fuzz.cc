@@ -1,7 +1,7 @@
-// Any allow and deny lists through the catalog node, in a workspace that ends where an allocation ends.
+// Any lists of ids and terms through the catalog node, in a workspace that ends where an allocation ends.
 //
-// The first byte says which lists there are; the rest are ids, one a line, which go to them in turn. DAGSERVE_TABLES
-// names a catalog's tables. What comes out is compared with the lists, item by item.
+// Four bits of the first byte say which lists there are; the rest are ids and terms, one a line, which go to them in
+// turn. DAGSERVE_TABLES names a catalog's tables. What comes out is compared with the lists of ids, item by item.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cpu_nodes.h"
+#include "section_file.h"
 
 namespace {
 
@@ -37,6 +38,15 @@ Tensor tensor_of(Dtype dtype, std::int64_t bound) {
   return tensor;
 }
 
+// The attributes that the tables have, as a JSON list's entries.
+std::string attributes_of(const std::string& path) {
+  constexpr std::size_t kAttributes = 11;
+  std::string entries;
+  for (const char c : SectionFile(path, "DAGITEMS", 2, "catalog tables").section(kAttributes))
+    entries += c == '\n' ? "\",\"" : std::string(1, c);
+  return entries.empty() ? entries : '"' + entries + '"';
+}
+
 LoadedCpuNode make_node() {
   const char* const tables = std::getenv("DAGSERVE_TABLES");
   const std::string path = tables ? tables : "catalog.bin";
@@ -44,8 +54,10 @@ LoadedCpuNode make_node() {
   NodeConfig config;
   config.op = "catalog";
   config.root = slash == std::string::npos ? "." : path.substr(0, slash);
-  config.options = "{\"tables\":\"" + path.substr(slash + 1) + "\",\"max_depth\":8,\"max_children\":4096}";
-  config.inputs = {{"allow", "", tensor_of(Dtype::text, kRows)}, {"deny", "", tensor_of(Dtype::text, kRows)}};
+  config.options = "{\"tables\":\"" + path.substr(slash + 1) + "\",\"max_depth\":8,\"max_children\":4096," +
+                   "\"attributes\":[" + attributes_of(path) + "]}";
+  for (const char* name : {"allow", "deny", "allow_where", "deny_where"})
+    config.inputs.push_back({name, "", tensor_of(Dtype::text, kRows)});
   for (const char* name : kOutputs) config.outputs.push_back({name, "", tensor_of(Dtype::i32, kNodes)});
   for (PortSpec& port : config.outputs)
     if (port.name == "item_nodes") port.bound = tensor_of(Dtype::i32, kItems);
@@ -77,7 +89,7 @@ struct List {
   }
 };
 
-void check(const std::vector<Tensor>& outputs, const List* allow, const List* deny) {
+void check(const std::vector<Tensor>& outputs, const List* allow, const List* deny, bool terms) {
   const auto at = [&](std::size_t output) { return outputs[output].as<std::int32_t>(); };
   const std::set<std::string_view> allowed = allow ? allow->ids() : std::set<std::string_view>{};
   const std::set<std::string_view> denied = deny ? deny->ids() : std::set<std::string_view>{};
@@ -87,9 +99,9 @@ void check(const std::vector<Tensor>& outputs, const List* allow, const List* de
     const std::int32_t begin = at(8)[item];
     const std::string_view id(outputs[9].as<char>() + begin, static_cast<std::size_t>(at(8)[item + 1] - begin));
     const bool wanted = (!allow || allowed.contains(id)) && !denied.contains(id);
-    if (wanted != ((outputs[10].as<std::uint8_t>()[item / 8] >> item % 8 & 1) != 0))
-      fail("an item is not as the lists say");
-    if (wanted) marks[static_cast<std::size_t>(at(7)[item])] |= 1;
+    const bool permitted = (outputs[10].as<std::uint8_t>()[item / 8] >> item % 8 & 1) != 0;
+    if (terms ? permitted && !wanted : permitted != wanted) fail("an item is not as the lists say");
+    if (permitted) marks[static_cast<std::size_t>(at(7)[item])] |= 1;
   }
   for (std::int64_t node = outputs[0].shape[0] - 2; node >= 0; --node)
     for (std::int32_t child = at(0)[node]; child < at(0)[node + 1]; ++child)
@@ -102,24 +114,26 @@ void check(const std::vector<Tensor>& outputs, const List* allow, const List* de
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const LoadedCpuNode node = make_node();
-  const unsigned which = size ? data[0] : 0u;
-  List lists[2];
+  const unsigned which = size ? data[0] & 15u : 0u;
+  List lists[4];
+  std::vector<List*> there;
+  for (unsigned i = 0; i < 4; ++i)
+    if (which >> i & 1) there.push_back(&lists[i]);
   std::string_view rest(reinterpret_cast<const char*>(data) + (size ? 1 : 0), size ? size - 1 : 0);
-  for (std::size_t row = 0; !rest.empty(); ++row) {
+  for (std::size_t row = 0; !rest.empty() && !there.empty(); ++row) {
     const std::size_t end = std::min(rest.find('\n'), rest.size());
-    lists[which % 3 == 0 ? row % 2 : which % 3 - 1].add(rest.substr(0, end));
+    there[row % there.size()]->add(rest.substr(0, end));
     rest.remove_prefix(std::min(end + 1, rest.size()));
   }
-  List* const allow = which % 3 == 0 || which % 3 == 1 ? &lists[0] : nullptr;
-  List* const deny = which % 3 == 0 || which % 3 == 2 ? &lists[1] : nullptr;
-  std::vector<Tensor> inputs(2, Tensor{.present = false});
-  if (allow) inputs[0] = allow->tensor();
-  if (deny) inputs[1] = deny->tensor();
+  std::vector<Tensor> inputs(4, Tensor{.present = false});
+  for (unsigned i = 0; i < 4; ++i)
+    if (which >> i & 1) inputs[i] = lists[i].tensor();
   std::vector<Tensor> outputs(std::size(kOutputs), tensor_of(Dtype::i32, kNodes));
   const std::unique_ptr<std::byte[]> workspace(new std::byte[node.workspace_bytes()]);
   Status status;
   node.run(inputs, outputs, {workspace.get(), node.workspace_bytes()}, status);
+  if (status.code == Code::invalid_request && which >> 2) return 0;
   if (!status.ok()) fail(status.message);
-  check(outputs, allow, deny);
+  check(outputs, which & 1 ? &lists[0] : nullptr, which & 2 ? &lists[1] : nullptr, which >> 2);
   return 0;
 }

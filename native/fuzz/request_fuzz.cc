@@ -36,6 +36,8 @@ constexpr Input kInputs[] = {
     {"tiny", Dtype::u8, 2, true},
     {"real", Dtype::f32, 3, true},
     {"apply_softmax", Dtype::boolean, 0, true},
+    {"allow", Dtype::text, 3, true},
+    {"allow_where", Dtype::text, 4, true},
 };
 
 Plan make_plan() {
@@ -76,6 +78,11 @@ std::vector<EndpointSpec> make_endpoints() {
                {"model", Kind::model, -1, false, "m", ""},
                {"labels", Kind::fixed, -1, false, "", ""},
                {"user", Kind::ignored, -1, false, "", ""},
+               {"allow", Kind::input, 7, false, "", ""},
+               {"allow.item", Kind::input, 7, false, "", ""},
+               {"allow.region", Kind::term, 8, true, "text", ""},
+               {"allow.stock", Kind::term, 8, true, "bool", "", true},
+               {"allow.price", Kind::term, 8, true, "number", ""},
            }}};
 }
 

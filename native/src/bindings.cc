@@ -556,11 +556,9 @@ nb::bytes body(const Slot& slot) {
 
 FieldSpec parse_field(const Plan& plan, const nb::dict& dict) {
   using Kind = FieldSpec::Kind;
-  constexpr std::pair<const char*, Kind> kKinds[] = {{"input", Kind::input},
-                                                     {"model", Kind::model},
-                                                     {"constant", Kind::constant},
-                                                     {"fixed", Kind::fixed},
-                                                     {"ignored", Kind::ignored}};
+  constexpr std::pair<const char*, Kind> kKinds[] = {{"input", Kind::input},       {"model", Kind::model},
+                                                     {"constant", Kind::constant}, {"fixed", Kind::fixed},
+                                                     {"ignored", Kind::ignored},   {"term", Kind::term}};
   FieldSpec field;
   field.path = get<std::string>(dict, "path");
   const auto* const kind = std::ranges::find(kKinds, get<std::string>(dict, "kind"), [](auto& k) { return k.first; });
@@ -570,7 +568,7 @@ FieldSpec parse_field(const Plan& plan, const nb::dict& dict) {
   field.empty_is_absent = get<bool>(dict, "empty_is_absent");
   field.expected = get<std::string>(dict, "expected");
   field.reason = get<std::string>(dict, "reason");
-  if (field.kind != Kind::input) return field;
+  if (field.kind != Kind::input && field.kind != Kind::term) return field;
   const auto input = std::ranges::find(plan.inputs, get<std::string>(dict, "input"), &InputSpec::name);
   if (input == plan.inputs.end()) throw std::invalid_argument("endpoint: " + field.path + " is no input of the graph");
   field.input = static_cast<int>(input - plan.inputs.begin());

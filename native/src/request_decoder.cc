@@ -98,6 +98,13 @@ const char* list_of(Dtype dtype) {
   }
 }
 
+// How many bytes of a name a message shows: no character is cut.
+int shown(std::string_view name) {
+  std::size_t size = std::min(name.size(), kLongestName);
+  while (size > 0 && size < name.size() && (static_cast<unsigned char>(name[size]) & 0xC0) == 0x80) --size;
+  return static_cast<int>(size);
+}
+
 // One body on its way into a slot. Every member function returns whether to go on; where not, the status says why.
 class Reading {
  public:
@@ -140,7 +147,7 @@ class Reading {
       if (!path.starts_with(prefix) || path.substr(prefix.size(), key.size()) != key) continue;
       const std::string_view rest = path.substr(prefix.size() + key.size());
       last_path_ = path;
-      if (rest.empty()) return read_value(i, value);
+      if (rest.empty()) return is_object_of(path, value) ? read_object_of(i, value) : read_value(i, value);
       if (rest[0] == '.') return read_inside(path.substr(0, prefix.size() + key.size() + 1), value);
     }
     return unknown(key, prefix);
@@ -155,6 +162,27 @@ class Reading {
     if (type != json_type::object) return wrong({name}, "an object");
     if (const error_code error = value.get_object().get(object)) return malformed(error, {name});
     return read_object(object, prefix);
+  }
+
+  // Whether it is an object and there are fields inside.
+  bool is_object_of(std::string_view path, Json& value) const {
+    json_type type{};
+    return inside(path) != nullptr && value.type().get(type) == simdjson::SUCCESS && type == json_type::object;
+  }
+
+  // A field inside the object of that path.
+  const FieldSpec* inside(std::string_view path) const {
+    const auto found = std::ranges::find_if(endpoint_.fields, [&](const FieldSpec& spec) {
+      return spec.path.size() > path.size() && spec.path.starts_with(path) && spec.path[path.size()] == '.';
+    });
+    return found == endpoint_.fields.end() ? nullptr : &*found;
+  }
+
+  bool read_object_of(std::size_t field, Json& value) {
+    const std::string_view path = endpoint_.fields[field].path;
+    if (given_[field]) return fail("%s is given twice; give it once", endpoint_.fields[field].path.c_str());
+    given_[field] = true;
+    return read_inside(std::string_view(inside(path)->path).substr(0, path.size() + 1), value);
   }
 
   bool read_value(std::size_t field, Json& value) {
@@ -176,7 +204,75 @@ class Reading {
         return null || fail("%s is fixed by this service's manifest; leave it out", spec.path.c_str());
       case FieldSpec::Kind::ignored:
         return true;
+      case FieldSpec::Kind::term:
+        return null || read_terms(spec, value, type);
     }
+    return true;
+  }
+
+  bool read_terms(const FieldSpec& spec, Json& value, json_type type) {
+    if (type == json_type::object) return neither(spec, kind_of_values(spec));
+    if (type != json_type::array) return read_term(spec, {spec.path}, value, type);
+    simdjson::ondemand::array array;
+    if (const error_code error = value.get_array().get(array)) return malformed(error, {spec.path});
+    std::int64_t row = 0;
+    for (auto&& item : array) {
+      Json element;
+      json_type kind{};
+      if (const error_code error = item.get(element)) return malformed(error, {spec.path, row});
+      if (const error_code error = element.type().get(kind)) return malformed(error, {spec.path, row});
+      if (!read_term(spec, {spec.path, row}, element, kind)) return false;
+      ++row;
+    }
+    return row > 0 || spec.empty_is_absent || fail("%s has 0 entries; it must have at least 1", spec.path.c_str());
+  }
+
+  static Dtype kind_of_values(const FieldSpec& spec) {
+    return spec.expected == "text" ? Dtype::text : spec.expected == "bool" ? Dtype::boolean : Dtype::f32;
+  }
+
+  bool read_term(const FieldSpec& spec, const Place& place, Json& value, json_type type) {
+    char number[32];
+    std::string_view text;
+    if (spec.expected == "text") {
+      if (type != json_type::string) return wrong(place, "text");
+      if (const error_code error = value.get_string().get(text)) return malformed(error, place);
+    } else if (spec.expected == "bool") {
+      bool truth = false;
+      if (type != json_type::boolean) return wrong(place, "true or false");
+      if (const error_code error = value.get_bool().get(truth)) return malformed(error, place);
+      text = truth ? "true" : "false";
+    } else {
+      double real = 0;
+      if (type != json_type::number) return wrong(place, "a number");
+      if (const error_code error = value.get_double().get(real)) return malformed(error, place);
+      text = {number, static_cast<std::size_t>(std::to_chars(number, std::end(number), real).ptr - number)};
+    }
+    return add_term(spec, text);
+  }
+
+  bool add_term(const FieldSpec& spec, std::string_view value) {
+    Tensor& terms = inputs_[spec.input];
+    const std::string& input = plan_.inputs[spec.input].name;
+    if (!terms.present) {
+      terms.present = true;
+      terms.shape[0] = terms.offsets[0] = 0;
+    }
+    const std::int64_t row = terms.shape[0];
+    if (row == terms.bound[0])
+      return fail("%s: all attributes have more than %lld values; send fewer or raise the bound of %s",
+                  spec.path.c_str(), static_cast<long long>(row), input.c_str());
+    const std::string_view name = std::string_view(spec.path).substr(spec.path.rfind('.') + 1);
+    std::int64_t at = terms.offsets[row];
+    if (std::ssize(name) + 1 + std::ssize(value) > terms.capacity - at)
+      return fail("%s: all attributes have more than %lld bytes of values; shorten them or raise the max_bytes of %s",
+                  spec.path.c_str(), static_cast<long long>(terms.capacity), input.c_str());
+    for (const std::string_view part : {name, std::string_view("="), value}) {
+      std::memcpy(static_cast<char*>(terms.data) + at, part.data(), part.size());
+      at += std::ssize(part);
+    }
+    terms.offsets[row + 1] = at;
+    ++terms.shape[0];
     return true;
   }
 
@@ -186,8 +282,8 @@ class Reading {
     if (error == simdjson::INCORRECT_TYPE) return wrong({spec.path}, "text");
     if (error) return malformed(error, {spec.path});
     if (name == spec.expected) return true;
-    status_.fail(Code::unknown_model, "model '%.*s' is not served here; this is '%s'",
-                 static_cast<int>(std::min(name.size(), kLongestName)), name.data(), spec.expected.c_str());
+    status_.fail(Code::unknown_model, "model '%.*s' is not served here; this is '%s'", shown(name), name.data(),
+                 spec.expected.c_str());
     return false;
   }
 
@@ -331,6 +427,9 @@ class Reading {
   }
 
   bool unknown(std::string_view key, std::string_view prefix) {
+    if (std::ranges::find(endpoint_.fields, prefix.substr(0, prefix.find_last_of('.')), &FieldSpec::path) !=
+        endpoint_.fields.end())
+      return unknown_attribute(key, prefix);
     const FieldSpec* best = nullptr;
     std::size_t nearest = std::max<std::size_t>(1, key.size() / 3) + 1;
     for (const FieldSpec& spec : endpoint_.fields) {
@@ -341,11 +440,25 @@ class Reading {
         best = &spec;
       }
     }
-    const int shown = static_cast<int>(std::min(key.size(), kLongestName));
     const int before = static_cast<int>(prefix.size());
-    if (best == nullptr) return fail("unknown field '%.*s%.*s'; remove it", before, prefix.data(), shown, key.data());
-    return fail("unknown field '%.*s%.*s'; did you mean '%s'?", before, prefix.data(), shown, key.data(),
+    if (best == nullptr)
+      return fail("unknown field '%.*s%.*s'; remove it", before, prefix.data(), shown(key), key.data());
+    return fail("unknown field '%.*s%.*s'; did you mean '%s'?", before, prefix.data(), shown(key), key.data(),
                 best->path.c_str());
+  }
+
+  bool unknown_attribute(std::string_view key, std::string_view prefix) {
+    char there[384] = "";
+    std::size_t used = 0;
+    for (const FieldSpec& spec : endpoint_.fields) {
+      if (!spec.path.starts_with(prefix)) continue;
+      const char* const kind = spec.kind == FieldSpec::Kind::term ? spec.expected.c_str() : "text";
+      used += static_cast<std::size_t>(std::snprintf(there + used, sizeof(there) - used, "%s%s (%s)", used ? ", " : "",
+                                                     spec.path.c_str() + prefix.size(), kind));
+      if (used >= sizeof(there)) break;
+    }
+    return fail("unknown attribute '%.*s%.*s'; there is %s", static_cast<int>(prefix.size()), prefix.data(), shown(key),
+                key.data(), there);
   }
 
   bool neither(const FieldSpec& spec, Dtype dtype) {

@@ -13,7 +13,8 @@
 
 namespace dagserve {
 
-// One field of an endpoint's body; a dot in `path` goes into an object. dagserve/endpoints.py says what each is for.
+// One field of an endpoint's body; a dot in `path` goes into an object. Where there is a field of the object's own path
+// too, that is what anything but an object stands for. dagserve/endpoints.py says what each is for.
 struct FieldSpec {
   enum class Kind : std::uint8_t {
     input,     // becomes the plan's input of that index
@@ -21,6 +22,7 @@ struct FieldSpec {
     constant,  // must be `expected`, a JSON scalar; `reason` says why
     fixed,     // may not be given: the manifest fixes it
     ignored,
+    term,  // values of an attribute of the kind `expected`, which go to the text input of that index as NAME=VALUE
   };
 
   std::string path;

@@ -95,6 +95,8 @@ struct Tensor {
 struct Segment {
   std::string literal;
   int input = -1;
+
+  bool operator==(const Segment&) const = default;
 };
 
 // A node's options after compile, by name.
@@ -120,11 +122,11 @@ struct Config {
     throw std::invalid_argument("node option '" + std::string(key) + "' is missing or of another type");
   }
 
-  // The same with a value for an option that is left out.
+  // The same with a value for an option that is left out, or is an empty list, whose type cannot be known.
   template <class T>
   T get(std::string_view key, T otherwise) const {
     for (const auto& [name, value] : values)
-      if (name == key) return at<T>(key);
+      if (name == key && value != Value(std::vector<std::int64_t>{})) return at<T>(key);
     return otherwise;
   }
 };
