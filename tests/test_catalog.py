@@ -197,6 +197,14 @@ def test_every_way_of_marking_gives_the_same(share: int, tmp_path: Path) -> None
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
+@pytest.mark.parametrize("text", ["0", "-0", "-0.0", "0e5"])
+def test_zero_is_one_number(text: str, tmp_path: Path) -> None:
+    for node in nodes_of(
+        tmp_path, {"a": (1,), "b": (2,), "c": (3,)}, LIMITS, columns_of([{"price": 0}, {"price": -0.0}, {}])
+    ):
+        assert node.run({"allow_where": [f"price={text}"]})["permitted"].tolist() == [0b011]
+
+
 WRONG_TERMS = ["region", "", "=de", "colour=red", "stock=1", "stock=", "price=", "price=1x", "price=nan", "price=1e999",
                "price= 1", "price=inf", "Region=de"]  # fmt: skip
 
