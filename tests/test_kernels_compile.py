@@ -15,14 +15,25 @@ pytest.importorskip("triton")
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_every_kernel_compiles(rows: int, tmp_path: Path) -> None:
-    """In a process without the interpreter; a cache of its own, so that the compiler does run."""
+def run(script: str, *arguments: str, **variables: str) -> list[str]:
+    """The words that a script prints in a process without the interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(ROOT / "tests" / "compile_for_hopper.py"), str(rows)]
+    environment |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "CUDA_VISIBLE_DEVICES": "", **variables}
+    command = [sys.executable, str(ROOT / "tests" / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_kernel_compiles(rows: int, tmp_path: Path) -> None:
+    """With a cache of its own, so that the compiler does run."""
+    compiled = run("compile_for_hopper.py", str(rows), TRITON_CACHE_DIR=str(tmp_path))
     sources = (path.read_text("utf-8") for path in (ROOT / "kernels").glob("*/triton.py"))
-    kernels = {name for source in sources for name in re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)}
-    assert set(done.stdout.split()) == kernels
+    assert set(compiled) == {n for source in sources for n in re.findall(r"^def (\w+_kernel)\(", source, re.MULTILINE)}
+
+
+def test_every_package_exports_with_every_kernel() -> None:
+    exported = run("export_operators.py")
+    wanted = ("backbone", "probability", "embed", "prefill", "expand", "step", "finish", "search")
+    assert sorted(exported) == sorted(3 * wanted)
