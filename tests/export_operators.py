@@ -1,5 +1,5 @@
-"""Exports every package of model nodes with all kernels, for dynamic shapes. Run by test_kernels_compile.py in a process
-of its own: what Triton's interpreter runs cannot be exported. Prints each package's name.
+"""Exports every package of model nodes with all kernels, for dynamic shapes, in a process of its own: what Triton's
+interpreter runs cannot be exported. Run by test_kernels_compile.py; prints each package's name.
 """
 
 from __future__ import annotations
