@@ -119,7 +119,7 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
         CheckpointError: a model cannot be imported.
     """
     nodes = tuple(_design_node(graph, n, cache) for n in graph.nodes if n.engine == "aoti")
-    precision = graph.target.precision
+    target, precision = graph.target, graph.target.precision
     code = source_digest(_code_folders())
     validation = graph.manifest.validation
     return BuildDesign(
@@ -129,8 +129,8 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
         validation.shapes,
         validation.tolerance[precision],
         code,
-        environment_fingerprint() | (device_fingerprint(graph.target) if graph.target.device == "cuda" else {}),
-        graph.target.device,
+        environment_fingerprint() | (device_fingerprint(target.name, target.match) if target.device == "cuda" else {}),
+        target.device,
     )
 
 

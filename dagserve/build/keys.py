@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from dagserve.errors import BuildError
-from dagserve.manifest import Target
 
 _ISA_FLAGS = ("avx2", "fma", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 
@@ -85,7 +84,7 @@ def environment_fingerprint() -> dict[str, str]:
     }
 
 
-def device_fingerprint(target: Target) -> dict[str, str]:
+def device_fingerprint(target: str, match: Mapping[str, object]) -> dict[str, str]:
     """The GPU that packages are built and tuned for: the first one that CUDA shows to this process.
 
     Source: ``nvidia-smi``, so that nothing imports torch.
@@ -103,12 +102,12 @@ def device_fingerprint(target: Target) -> dict[str, str]:
         lines = []
     if not lines:
         fix = "compile on a machine that has one, or choose a target with `device: cpu`"
-        raise BuildError(f"target `{target.name}` is built on the GPU it is for, and here is none; {fix}")
+        raise BuildError(f"target `{target}` is built on the GPU it is for, and here is none; {fix}")
     name, compute = (part.strip() for part in lines[0].rsplit(",", 1))
-    wanted = {"name": str(target.match.get("name", "")), "compute": str(target.match.get("compute", compute))}
+    wanted = {"name": str(match.get("name", "")), "compute": str(match.get("compute", compute))}
     if wanted["name"] not in name or wanted["compute"] != compute:
-        asked = ", ".join(f"{key} {value}" for key, value in target.match.items())
-        raise BuildError(f"target `{target.name}` is for {asked}; this machine has {name}, compute {compute}")
+        asked = ", ".join(f"{key} {value}" for key, value in match.items())
+        raise BuildError(f"target `{target}` is for {asked}; this machine has {name}, compute {compute}")
     return {"gpu": name, "compute": compute, "triton": package_version("triton")}
 
 
