@@ -42,8 +42,8 @@ Tensor tensor_of(Dtype dtype, std::int64_t bound) {
 std::string attributes_of(const std::string& path) {
   constexpr std::size_t kAttributes = 11;
   std::string entries;
-  for (const char c : SectionFile(path, "DAGITEMS", 2, "catalog tables").section(kAttributes))
-    entries += c == '\n' ? "\",\"" : std::string(1, c);
+  const SectionFile file(path, "DAGITEMS", 2, "catalog tables");
+  for (const char c : file.section(kAttributes)) entries += c == '\n' ? "\",\"" : std::string(1, c);
   return entries.empty() ? entries : '"' + entries + '"';
 }
 
