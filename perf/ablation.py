@@ -122,6 +122,7 @@ def package_spec(case: Case, operators: Mapping[str, str], layers: int | None) -
         spec = Score.build(options, config, "bf16", chosen, frozenset())
     else:
         options = {"width": 100, "steps": 5, "returned": 10, "stop_tokens": [151645], "min_tokens": 0}
+        options["unrolled"] = False
         spec = BeamSearch.build(
             {**options, "length_penalty": 1.0, "max_length": 512}, config, "bf16", chosen, frozenset()
         )

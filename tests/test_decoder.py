@@ -13,12 +13,13 @@ from random_models import CONFIGS, make_model
 from tolerances import E4M3_LOGITS, LOGITS, SCORES
 from torch import Tensor
 
-from dagserve.build.weights import make_parameter
+from dagserve.build.weights import TORCH_DTYPES, make_module, make_parameter
 from dagserve.checkpoint import open_checkpoint
 from dagserve.interface import ParameterMapping
 from dagserve.kernels.attention.padded import Packing, packed_attention
 from dagserve.kernels.attention.reference import packed_attention as reference_attention
 from dagserve.kernels.rms_norm.reference import rms_norm
+from dagserve.nodes.beam import BeamSearch, CatalogSearch
 from dagserve.nodes.decoder import (
     DTYPES,
     Backbone,
@@ -29,6 +30,7 @@ from dagserve.nodes.decoder import (
     parameter_mapping,
 )
 from dagserve.nodes.operators import REFERENCE
+from dagserve.nodes.prefill import Embed, Score
 
 LENGTHS = [7, 1, 63, 2, 111]
 
@@ -128,6 +130,35 @@ def test_linears_in_e4m3_match_transformers_with_rounded_ones(name: str, groups:
         theirs = torch.stack([reference(t[None]).logits[0, -1].log_softmax(-1) for t in texts])
     assert (ours - theirs).abs().max() < E4M3_LOGITS
     assert (ours - theirs).abs().median() < 0.1 * (exact - theirs).abs().median()  # the difference that rounding makes
+
+
+SEARCH: dict[str, Any] = {"width": 6, "steps": 3, "returned": 5, "length_penalty": 1.0, "unrolled": False}
+
+
+@pytest.mark.parametrize(
+    ("node", "options"),
+    [
+        (Score, {"reduce": "probability", "values": None, "shared_prefix": "exact"}),
+        (Score, {"reduce": "softmax", "values": None, "shared_prefix": "off"}),
+        (Embed, {"dimensions": 64, "pool": "mean", "normalize": True, "shared_prefix": "exact"}),
+        (BeamSearch, {**SEARCH, "stop_tokens": [2], "min_tokens": 0}),
+        (CatalogSearch, {**SEARCH, "normalize": "vocabulary"}),
+        (CatalogSearch, {**SEARCH, "normalize": "catalog"}),
+    ],
+)
+def test_no_index_leaves_its_range_where_all_integers_are_zero(node: Any, options: dict[str, Any]) -> None:
+    """Inductor runs a GPU's kernels on such inputs while it compiles them, and a wrong index ends the process."""
+    sizes = dict(zip("TBLSNPWRFMUC", (60, 4, 9, 7, 4, 3, 6, 5, 8, 4, 5, 4), strict=True))
+    config = {**CONFIGS["qwen3-tied-wide-heads"].to_dict(), "num_hidden_layers": 1}
+    for package in node.build({**options, "max_length": 64}, config, "fp32", REFERENCE, frozenset()).packages:
+        module = make_module(package.module, dict(package.arguments))
+        for parameter in module.parameters():
+            parameter.data = torch.randn(parameter.shape)
+        inputs = [
+            torch.zeros([d.size(sizes) for d in p.type.shape], dtype=TORCH_DTYPES[p.type.dtype]) for p in package.inputs
+        ]
+        with torch.no_grad():
+            module(*inputs)
 
 
 def test_heads_agree_with_plain_torch() -> None:

@@ -19,6 +19,8 @@ from torch.nn.functional import scaled_dot_product_attention
 class Packing:
     """Index tensors of one packed batch, computed once and used by every layer.
 
+    They stay in range whatever ``cu_seqlens`` holds: while a package is built for a GPU, kernels run on zeros.
+
     Attributes:
         cu_seqlens: ``i32[B+1]``, or ``i32[B+2]`` with a shared prefix.
         positions: ``i64[T]``, each token's place in its text.
@@ -42,10 +44,11 @@ class Packing:
         starts = cu_seqlens.narrow(0, 0, batch).long()
         ends = cu_seqlens.narrow(0, 1, batch).long()
         rows = torch.arange(tokens, device=cu_seqlens.device)
-        sequence = torch.searchsorted(ends, rows, right=True)
+        sequence = torch.searchsorted(ends, rows, right=True).clamp(max=batch - 1)
         positions = rows - starts[sequence]
         pad = (starts[:, None] + iota.long()[None, :]).clamp(max=tokens - 1)
-        return Packing(cu_seqlens, positions, ends - 1, pad, sequence * iota.shape[0] + positions)
+        unpad = (sequence * iota.shape[0] + positions).clamp(max=batch * iota.shape[0] - 1)
+        return Packing(cu_seqlens, positions, ends - 1, pad, unpad)
 
     @staticmethod
     def shared(cu_seqlens: Tensor, tokens: int, iota: Tensor, prefix_iota: Tensor) -> Packing:
@@ -58,12 +61,12 @@ class Packing:
         ends = cu_seqlens.narrow(0, 2, batch).long()
         length = cu_seqlens.narrow(0, 1, 1).long()
         rows = torch.arange(tokens, device=cu_seqlens.device)
-        sequence = torch.searchsorted(ends, rows, right=True)
+        sequence = torch.searchsorted(ends, rows, right=True).clamp(max=batch - 1)
         within = rows - starts[sequence]
         positions = torch.where(rows < length, rows, within + length)
         pad = (starts[:, None] + iota.long()[None, :]).clamp(max=tokens - 1)
         cell = prefix_iota.shape[0] + sequence * iota.shape[0] + within
-        unpad = torch.where(rows < length, rows, cell)
+        unpad = torch.where(rows < length, rows, cell).clamp(max=prefix_iota.shape[0] + batch * iota.shape[0] - 1)
         return Packing(cu_seqlens, positions, ends - 1, pad, unpad, prefix_iota.long().clamp(max=tokens - 1))
 
 
