@@ -201,9 +201,9 @@ def test_a_plan_that_does_not_fit_its_packages_is_refused(relevance_artifact: Pa
     root = tmp_path / "a"
     shutil.copytree(relevance_artifact, root)
     plan = json.loads((root / "plan.json").read_text())
-    del plan["packages"][0]["constants"]["layers.1.mlp.up.weight"]
+    del plan["packages"][0]["constants"]["layers.1.mlp.gate_up.weight"]
     (root / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(ArtifactError, match=r"layers\.1\.mlp\.up\.weight"):
+    with pytest.raises(ArtifactError, match=r"layers\.1\.mlp\.gate_up\.weight"):
         Engine.load(root)
 
 

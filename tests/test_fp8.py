@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import MANIFEST
-from random_models import CONFIGS, write_model
+from random_models import CONFIGS, train_tokenizer, write_model
 from test_beam_search import PROMPTS, SUGGEST
 from test_decoder import FP8_GROUPS, Rounded
 from tolerances import SCORES
@@ -60,6 +60,18 @@ def test_weights_are_in_e4m3_with_a_scale_a_row(artifact: Path, tiny_model: Path
     assert weights["layers.1.attention.qkv.weight"].dtype == torch.float8_e4m3fn
     torch.testing.assert_close(ours, packed)
     assert not any(".q." in name or ".gate." in name for name in weights)
+
+
+def test_padding_is_counted(tmp_path: Path, build_cache: BuildCache) -> None:
+    """An MLP of 40 is one of 48: 8 rows more of each ``down`` column, none of 80 for gate and up together."""
+    config = {**CONFIGS["llama-tied"].to_dict(), "intermediate_size": 40, "num_hidden_layers": 1}
+    write_model(tmp_path, type(CONFIGS["llama-tied"])(**config))
+    train_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    artifact = compiled(tmp_path, MANIFEST, tmp_path, "{mlp: fp8_rowwise}", build_cache)
+    assert read_plan(artifact)["descriptions"]["build"]["padding_bytes"] == 64 * 8
+    runtime = ReferenceRuntime(artifact)
+    with Engine.load(artifact) as engine:
+        assert engine.run(REQUEST) == runtime.run(REQUEST)
 
 
 def test_scores_are_those_of_a_model_with_rounded_linears(artifact: Path, tiny_model: Path) -> None:

@@ -375,6 +375,7 @@ def _memory(graph: Graph, weights: Mapping[str, Any]) -> dict[str, int]:
 def _descriptions(graph: Graph, design: BuildDesign, built: Mapping[str, Path]) -> dict[str, Any]:
     """The three descriptions that a model definition fixes: runtime, build, validation."""
     validation = graph.manifest.validation
+    indices = [json.loads((built[s.name] / "index.json").read_text()) for s in design.weight_steps]
     return {
         "runtime": {
             "topology": [n.name for n in graph.nodes],
@@ -391,9 +392,8 @@ def _descriptions(graph: Graph, design: BuildDesign, built: Mapping[str, Path]) 
             "models": {
                 b.node.name: {o: b.node.options[o] for o in b.sources if b.node.options.get(o)} for b in design.nodes
             },
-            "parameters": [
-                json.loads((built[s.name] / "index.json").read_text())["mapping"] for s in design.weight_steps
-            ],
+            "parameters": [index["mapping"] for index in indices],
+            "padding_bytes": sum(added for index in indices for added in index["padding"].values()),
         },
         "validation": {
             "reference": validation.reference,

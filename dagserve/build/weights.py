@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -99,7 +100,10 @@ def write_weights(job: Mapping[str, Any], out: Path, report: Callable[[str, floa
             report("weights", (done + 1) / len(constants))
         size = stream.tell()
     said = {name: _said(source) for name, source in mapping.items() if name in saved}
-    record = {"bytes": size, "tensors": index, "mapping": said}
+    padding = {
+        name: added for name, t in saved.items() if name in mapping and (added := padding_bytes(mapping[name], t))
+    }
+    record = {"bytes": size, "tensors": index, "mapping": said, "padding": padding}
     (out / "index.json").write_text(json.dumps(record))
 
 
@@ -158,6 +162,12 @@ def _misfit(checkpoint: Checkpoint, count: int) -> str:
         f"{checkpoint.source} does not fit the module ({count} differences):\n{{}}\n"
         "  save the module's state_dict() as it is, and give `arguments:` as it was made with"
     )
+
+
+def padding_bytes(source: str | Made, parameter: torch.Tensor) -> int:
+    """What a parameter has beyond the tensors it is made of: zeros that bring its sizes to what products want."""
+    given = sum(math.prod(shape) for shape in source.shapes) if isinstance(source, Made) else parameter.numel()
+    return max(0, parameter.numel() - given) * parameter.element_size()
 
 
 def _said(source: str | Made) -> str | list[str]:
