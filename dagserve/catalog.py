@@ -145,22 +145,27 @@ class Items:
     columns: Sequence[Column] = ()
 
 
-def read_items(path: Path, encode: Encode | None, attributes: Sequence[Attribute] = ()) -> Items:
+def read_items(
+    path: Path, encode: Encode | None, attributes: Sequence[Attribute] = (), max_items: int = 2**31 - 1
+) -> Items:
     """The items of a ``.jsonl`` or ``.parquet`` file.
 
     Args:
         path: each line, or row, has ``item`` and either ``tokens`` or ``text``, and any of the attributes.
         encode: texts to tokens; None where the manifest names no tokenizer.
         attributes: what else an item may have.
+        max_items: more are not read.
 
     Raises:
-        BuildError: the file is not there, or a line of it is wrong; the message says which and how to mend it.
+        BuildError: the file is not there, has more items, or a wrong line; the message says which and how to mend it.
     """
     if not path.is_file():
         raise BuildError(f"no catalog at {path}: give a .jsonl or .parquet file")
     items = Items([], [], [Column(attribute) for attribute in attributes])
     texts: dict[int, str] = {}
-    for place, row in _rows(path):
+    for place, row in _rows(path, max_items):
+        if len(items.ids) == max_items:
+            raise BuildError(_too_many(path, max_items))
         item, tokens = _checked(place, row, attributes)
         items.ids.append(item)
         items.paths.append(tokens if isinstance(tokens, list) else [])
@@ -176,9 +181,13 @@ def read_items(path: Path, encode: Encode | None, attributes: Sequence[Attribute
     return items
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _too_many(path: Path, max_items: int) -> str:
+    return f"{path.name} has more than max_items, {max_items}; leave some out, or raise it"
+
+
+def _rows(path: Path, max_items: int) -> Iterator[tuple[str, Any]]:
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        yield from _parquet_rows(path, max_items)
         return
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -191,22 +200,25 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
                 raise BuildError(f"{place}: not JSON: {error}; write one object a line") from error
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(path: Path, max_items: int) -> Iterator[tuple[str, Any]]:
     try:
-        import pyarrow  # only those who have parquet files need it
-        from pyarrow import parquet
+        from pyarrow import parquet  # only those who have such files need it
     except ImportError as error:
         raise BuildError(f"{path.name}: reading parquet needs pyarrow: pip install 'dagserve[parquet]'") from error
     number = 0
     try:
         file = parquet.ParquetFile(path)
+        if file.metadata.num_rows > max_items:  # a small file may hold millions of equal rows
+            raise BuildError(_too_many(path, max_items))
         if twice := [name for name in file.schema_arrow.names if file.schema_arrow.names.count(name) > 1]:
             raise BuildError(f"{path.name} has two columns `{twice[0]}`; leave one out")
         for batch in file.iter_batches():
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path.name}, row {number}", {k: v for k, v in row.items() if v is not None}
-    except (pyarrow.ArrowException, OSError) as error:
+    except BuildError:
+        raise
+    except Exception as error:  # values that Python has not, text that is not UTF-8: each has an exception of its own
         reason = " ".join(str(error).split())
         what = f"not readable as parquet after row {number}: {reason}"
         raise BuildError(f"{path.name}: {what}; write it again") from error
@@ -230,6 +242,9 @@ def _checked(place: str, row: Any, attributes: Sequence[Attribute]) -> tuple[str
         raise BuildError(f"{place}: `text` must be a string")
     if "tokens" in row and not (isinstance(value, list) and all(type(t) is int for t in value)):
         raise BuildError(f"{place}: `tokens` must be a list of integers")
+    if "tokens" in row and not all(0 <= t < 2**31 for t in value):
+        wrong = next(t for t in value if not 0 <= t < 2**31)
+        raise BuildError(f"{place}: item {item!r} has token {wrong}; tokens are from 0 to {2**31 - 1}")
     return item, value
 
 

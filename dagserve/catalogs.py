@@ -15,7 +15,7 @@ from typing import Any
 
 from dagserve._native import Runtime
 from dagserve.catalog import LIMITS, Section, read_section
-from dagserve.errors import InternalError, InvalidRequest, Overloaded
+from dagserve.errors import Draining, InternalError, InvalidRequest, Overloaded
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ class Catalogs:
         self._versions = {name: [Version.of(1, root / c["tables"])] for name, c in self._configs.items()}
         self._numbers = dict.fromkeys(self._configs, 1)
         self._swaps = dict.fromkeys(self._configs, 0)
-        self._changing = threading.Lock()
+        self._changing, self._starting = threading.Lock(), threading.Lock()
+        self._builder: subprocess.Popen[str] | None = None
+        self._stopped = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -106,6 +108,13 @@ class Catalogs:
             self._versions[name] = [before, current]
         return self.state(name)
 
+    def stop(self) -> None:
+        """Takes no new catalogs, and ends the building of one: it must not hold up a service that drains."""
+        with self._starting:
+            self._stopped = True
+            if self._builder is not None:
+                self._builder.kill()
+
     def close(self) -> None:
         """Removes the files of versions that were put in; the mapped ones stay readable."""
         if self._folder is not None:
@@ -131,11 +140,17 @@ class Catalogs:
         limits = json.dumps({key: config[key] for key in LIMITS})
         tokenizer = str(self._root / config["tokenizer"]) if config["tokenizer"] else ""
         command = [sys.executable, "-m", "dagserve.build.catalogs", str(file), str(tables), limits, tokenizer]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode == 1 and done.stderr.count("\n") == 1:
-            raise InvalidRequest(done.stderr.strip())
-        if done.returncode:
-            raise InternalError(f"building the catalog failed: {done.stderr.strip()[-400:]}")
+        with self._starting:
+            if self._stopped:
+                raise Draining("the service is draining and takes no new catalogs")
+            self._builder = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        _, said = self._builder.communicate()
+        if self._stopped:
+            raise Draining("the service is draining: the catalog was not put in")
+        if self._builder.returncode == 1 and said.count("\n") == 1:
+            raise InvalidRequest(said.strip())
+        if self._builder.returncode:
+            raise InternalError(f"building the catalog failed: {said.strip()[-400:]}")
 
     def _use(self, name: str, tables: Path) -> None:
         try:

@@ -251,8 +251,27 @@ def test_completions_and_beams_over_http(tmp_path: Path, tiny_model: Path, build
             else:
                 assert len(reply.json()["meta_info"]["beam_results"]) == 2
                 wrong = client.post(path, json={"text": "yes", "sampling_params": {"max_new_tokens": 9}})
+                for text, message in WRONG_BEAMS:
+                    refused = client.post(path, content=text, headers={"content-type": "application/json"})
+                    assert (refused.status_code, message in refused.text) == (400, True), (text, refused.text)
+                    with pytest.raises(InvalidRequest):
+                        ReferenceRuntime(made).run_body(text)
             assert wrong.status_code == 400
             assert "must be 4: a search has a fixed number of steps" in wrong.json()["error"]["message"]
+
+
+WRONG_BEAMS = [
+    (b'{"text":"a","sampling_params":nulx,"bogus":1}', "sampling_params"),
+    (
+        b'{"text":"a","sampling_params":{"n":1},"sampling_params":{"n":2}}',
+        "sampling_params is given twice; give it once",
+    ),
+    (b'{"text":"a","sampling_params.n":1}', "unknown field 'sampling_params.n'"),
+    (b'{"text":"a","sampling_params":{"n":1},"rid":tru}', "at or after rid"),
+    (b'{"text":"a","rid":[{"a":[1,NaN]}]}', "at or after rid"),
+    (b'{"text":"a","rid":{"a":"\\ud800"}}', "at or after rid"),
+    (b'{"text":"a","rid":[1,2', "not valid JSON"),
+]
 
 
 @pytest.mark.parametrize(

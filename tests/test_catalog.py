@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,10 @@ WRONG_LINES = [
     (b'{"item":"a","tokens":[1,2,3,4,5]}', "item 'a' has too many tokens (5)"),
     (b'{"item":"b","tokens":[1]}\n{"item":"a","tokens":[1,-2]}', "item 'a' has token -2; tokens are from 0"),
     (b'{"item":"a","tokens":[1]}\n{"item":"a","tokens":[2]}', "item 'a' is in the catalog twice"),
+    (
+        b'{"item":"a","tokens":[9223372036854775808]}',
+        "line 1: item 'a' has token 9223372036854775808; tokens are from 0",
+    ),
     (b"\n\n", "the catalog has 0 items; it must have from 1 to max_items, 2000"),
     (b"\n".join(b'{"item":"%d","tokens":[%d]}' % (i, i) for i in range(600)), "600 next tokens, over max_children"),
 ]
@@ -331,6 +336,9 @@ WRONG_PARQUET: list[tuple[Mapping[str, Any], str]] = [
     ({"item": ["a"], "tokens": [[1]], "price": [float("nan")]}, "row 1: `price` must be a number"),
     ({"item": ["a", "a"], "tokens": [[1], [2]]}, "item 'a' is in the catalog twice"),
     ({"tokens": [[1]]}, "row 1: `item` must be a string"),
+    ({"item": ["a"], "tokens": pyarrow.array([[2**63]], pyarrow.list_(pyarrow.uint64()))}, "token 9223372036854775808"),
+    ({"item": ["a"], "x": pyarrow.array([2**62], pyarrow.timestamp("us"))}, "not readable as parquet after row 0"),
+    ({"item": pyarrow.array([b"\xff"]).view(pyarrow.string()), "tokens": [[1]]}, "not readable as parquet after row 0"),
     ({"item": pyarrow.array([], pyarrow.string())}, "the catalog has 0 items"),
 ]
 
@@ -340,6 +348,22 @@ def test_wrong_parquet_is_refused(columns: Mapping[str, Any], message: str, tmp_
     with pytest.raises(BuildError) as caught:
         build_catalog(read_items(parquet(tmp_path / "c.parquet", columns), None, ATTRIBUTES), LIMITS)
     assert message in str(caught.value)
+
+
+def test_no_more_than_max_items_are_read(tmp_path: Path) -> None:
+    """A small parquet file may hold millions of equal rows: their number is in its end."""
+    rows = 5_000_000
+    same = pyarrow.DictionaryArray.from_arrays(np.zeros(rows, np.int8), ["a"])
+    path = tmp_path / "c.parquet"
+    write_table(pyarrow.table({"item": same, "text": same}), path)
+    assert path.stat().st_size < 100_000
+    started = time.monotonic()
+    with pytest.raises(BuildError, match="more than max_items, 2000; leave some out"):
+        read_items(path, None, (), 2000)
+    assert time.monotonic() - started < 20
+    (tmp_path / "c.jsonl").write_bytes(b'{"item":"a","tokens":[1]}\n{"item":"b","tokens":[1]}\nnot read')
+    with pytest.raises(BuildError, match="more than max_items, 1"):
+        read_items(tmp_path / "c.jsonl", None, (), 1)
 
 
 def test_damaged_parquet_is_refused(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +29,7 @@ from dagserve.build.cache import BuildCache
 from dagserve.compiler import compile_manifest
 from dagserve.endpoints import body_schema, fields_of
 from dagserve.engine import Engine
-from dagserve.errors import BuildError, InvalidRequest
+from dagserve.errors import BuildError, Draining, InvalidRequest
 from dagserve.runtime import ReferenceRuntime
 
 RETRIEVE = MANIFEST.parent / "retrieve.yaml"
@@ -336,6 +338,21 @@ def test_a_wrong_catalog_changes_nothing(engine: Engine) -> None:
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found")
         assert client.post("/v1/generate", json=ask).content == before
         assert client.get("/v1/catalogs").json()["catalogs"][0]["version"] == 1
+
+
+def test_a_service_that_drains_ends_the_building_of_a_catalog(artifact: Path, tmp_path: Path) -> None:
+    file = tmp_path / "c.jsonl"
+    file.write_bytes(lines(2, 300, "new"))
+    with Engine.load(artifact) as engine, ThreadPoolExecutor(1) as pool:
+        build = pool.submit(engine.catalogs.install, "items", file)
+        while engine.catalogs._builder is None:
+            time.sleep(0.001)
+        engine.catalogs.stop()
+        with pytest.raises(Draining, match="is draining: the catalog was not put in"):
+            build.result()
+        with pytest.raises(Draining, match="takes no new catalogs"):
+            engine.catalogs.install("items", file)
+        assert engine.catalogs.state("items")["version"] == 1
 
 
 def test_no_request_is_lost_or_mixed_while_catalogs_change(engine: Engine) -> None:

@@ -322,6 +322,21 @@ def test_a_client_that_leaves_cancels_its_request(plan: dict[str, Any]) -> None:
         assert "dagserve_http_disconnects_total 1.0" in client.get("/metrics").text
 
 
+def test_a_client_that_leaves_while_it_sends_is_no_failure(plan: dict[str, Any]) -> None:
+    with serving(Scripted(plan, lambda: b"{}")) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as sender:
+            head = (
+                b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+            )
+            sender.sendall(head + b'{"query":')
+        end = time.monotonic() + 10
+        while "dagserve_http_disconnects_total 1.0" not in (text := client.get("/metrics").text):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert 'status="499"' in text
+        assert 'status="500"' not in text
+
+
 def test_draining_says_so(plan: dict[str, Any]) -> None:
     app = create_app(Scripted(plan, lambda: b"{}"))
     app.state.service.draining = True

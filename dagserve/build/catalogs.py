@@ -26,7 +26,7 @@ def build_tables(file: Path, limits: Mapping[str, Any], tokenizer_json: bytes | 
     """
     encode = None if tokenizer_json is None else partial(encode_texts, tokenizer_json)
     checked = Limits(**limits)
-    return build_catalog(read_items(file, encode, checked.declared), checked)
+    return build_catalog(read_items(file, encode, checked.declared, checked.max_items), checked)
 
 
 def main(file: str, out: str, limits: str, tokenizer: str = "") -> int:
@@ -35,7 +35,7 @@ def main(file: str, out: str, limits: str, tokenizer: str = "") -> int:
         document = Path(tokenizer).read_bytes() if tokenizer else None
         Path(out).write_bytes(build_tables(Path(file), json.loads(limits), document).file)
     except DagserveError as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(" ".join(str(error).splitlines()) + "\n")  # one line: names in it may have more
         return 1
     return 0
 

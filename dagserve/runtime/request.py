@@ -63,11 +63,17 @@ def _parse(body: bytes) -> Any:
 
 def _members(value: _Members, prefix: str, fields: Sequence[Field]) -> list[tuple[str, Any, Field]]:
     found: list[tuple[str, Any, Field]] = []
+    objects: set[str] = set()
     for key, item in value:
         path = prefix + key
+        if "." in key:  # a path, which only the table of fields has
+            raise InvalidRequest(_unknown(path, prefix, fields))
         exact = next((f for f in fields if f.path == path), None)
         inside = any(f.path.startswith(path + ".") for f in fields)
         if inside and isinstance(item, _Members):
+            if path in objects:
+                raise InvalidRequest(f"{path} is given twice; give it once")
+            objects.add(path)
             found += [] if exact is None else [(path, None, exact)]  # so that it is not given twice
             found += _members(item, path + ".", fields)
         elif exact is not None:

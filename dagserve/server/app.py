@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import dagserve
 from dagserve.catalogs import Catalogs
@@ -83,6 +84,9 @@ class Service:
             reply = await self._submit(request, body, read_deadline(request, self.deadline_s), request_id)
         except RequestError as error:
             return error_response(error)
+        except ClientDisconnect:
+            self.metrics.disconnects.inc()
+            return error_response(Cancelled("the client left while it sent the body"))
         except Exception as error:  # whatever it is, the client gets a typed reply and the log the traceback
             _log.exception("a request failed unexpectedly")
             return error_response(InternalError(f"unexpected {type(error).__name__}; the server's log has more"))

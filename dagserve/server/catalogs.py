@@ -10,9 +10,10 @@ from typing import Any
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from dagserve.catalogs import Catalogs
-from dagserve.errors import RequestError
+from dagserve.errors import Cancelled, RequestError
 from dagserve.server.errors import TooLarge, UnsupportedMediaType, documented_errors, error_response
 
 SUFFIXES = {
@@ -48,6 +49,8 @@ def add_catalogs(app: FastAPI, catalogs: Catalogs) -> None:
                 return _json(await asyncio.to_thread(catalogs.install, name, file))
         except RequestError as error:
             return error_response(error)
+        except ClientDisconnect:
+            return error_response(Cancelled("the client left while it sent the catalog"))
 
     @app.post(
         "/v1/catalogs/{name}/rollback",

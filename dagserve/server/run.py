@@ -38,6 +38,7 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
+        self._engine.catalogs.stop()
         await asyncio.to_thread(self._engine.drain, self._drain_s)
         self.should_exit = True
 

@@ -141,6 +141,7 @@ class Reading {
   }
 
   bool read_field(std::string_view key, std::string_view prefix, Json& value) {
+    if (key.find('.') != std::string_view::npos) return unknown(key, prefix);  // a path, which only this table has
     for (std::size_t i = 0; i < endpoint_.fields.size(); ++i) {
       const FieldSpec& spec = endpoint_.fields[i];
       const std::string_view path = spec.path;
@@ -148,18 +149,22 @@ class Reading {
       const std::string_view rest = path.substr(prefix.size() + key.size());
       last_path_ = path;
       if (rest.empty()) return is_object_of(path, value) ? read_object_of(i, value) : read_value(i, value);
-      if (rest[0] == '.') return read_inside(path.substr(0, prefix.size() + key.size() + 1), value);
+      if (rest[0] == '.') return read_inside(path.substr(0, prefix.size() + key.size() + 1), i, value);
     }
     return unknown(key, prefix);
   }
 
-  bool read_inside(std::string_view prefix, Json& value) {
+  // An object whose fields have paths below `prefix`; `first` is the first of them.
+  bool read_inside(std::string_view prefix, std::size_t first, Json& value) {
     const std::string_view name = prefix.substr(0, prefix.size() - 1);
     json_type type{};
     simdjson::ondemand::object object;
     if (const error_code error = value.type().get(type)) return malformed(error, {name});
-    if (type == json_type::null) return value.is_null().error() == simdjson::SUCCESS;
+    if (type == json_type::null)
+      return value.is_null().error() == simdjson::SUCCESS || malformed(simdjson::N_ATOM_ERROR, {name});
     if (type != json_type::object) return wrong({name}, "an object");
+    if (objects_[first]) return fail("%.*s is given twice; give it once", static_cast<int>(name.size()), name.data());
+    objects_[first] = true;
     if (const error_code error = value.get_object().get(object)) return malformed(error, {name});
     return read_object(object, prefix);
   }
@@ -182,7 +187,8 @@ class Reading {
     const std::string_view path = endpoint_.fields[field].path;
     if (given_[field]) return fail("%s is given twice; give it once", endpoint_.fields[field].path.c_str());
     given_[field] = true;
-    return read_inside(std::string_view(inside(path)->path).substr(0, path.size() + 1), value);
+    const auto first = static_cast<std::size_t>(inside(path) - endpoint_.fields.data());
+    return read_inside(std::string_view(endpoint_.fields[first].path).substr(0, path.size() + 1), first, value);
   }
 
   bool read_value(std::size_t field, Json& value) {
@@ -203,11 +209,45 @@ class Reading {
       case FieldSpec::Kind::fixed:
         return null || fail("%s is fixed by this service's manifest; leave it out", spec.path.c_str());
       case FieldSpec::Kind::ignored:
+        if (const error_code error = walk(value)) return malformed(error, {spec.path});
         return true;
       case FieldSpec::Kind::term:
         return null || read_terms(spec, value, type);
     }
     return true;
+  }
+
+  // What is not used must be JSON all the same.
+  static error_code walk(Json& value) {
+    json_type type{};
+    if (const error_code error = value.type().get(type)) return error;
+    if (type == json_type::array) {
+      simdjson::ondemand::array array;
+      if (const error_code error = value.get_array().get(array)) return error;
+      for (auto&& item : array) {
+        Json element;
+        if (const error_code error = item.get(element)) return error;
+        if (const error_code error = walk(element)) return error;
+      }
+      return simdjson::SUCCESS;
+    }
+    if (type == json_type::object) {
+      simdjson::ondemand::object object;
+      if (const error_code error = value.get_object().get(object)) return error;
+      for (auto&& item : object) {
+        simdjson::ondemand::field field;
+        std::string_view key;
+        if (const error_code error = std::move(item).get(field)) return error;
+        if (const error_code error = field.unescaped_key().get(key)) return error;
+        Json element = field.value();
+        if (const error_code error = walk(element)) return error;
+      }
+      return simdjson::SUCCESS;
+    }
+    if (type == json_type::string) return value.get_string().error();
+    if (type == json_type::number) return value.get_double().error();
+    if (type == json_type::boolean) return value.get_bool().error();
+    return value.is_null().error();
   }
 
   bool read_terms(const FieldSpec& spec, Json& value, json_type type) {
@@ -505,7 +545,7 @@ class Reading {
   std::string_view body_;
   std::span<Tensor> inputs_;
   Status& status_;
-  std::bitset<kMaxFields> given_;
+  std::bitset<kMaxFields> given_, objects_;
   std::string_view last_path_;
 };
 
