@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from dagserve.errors import CheckpointError
 from dagserve.interface import BuildSpec, Call, Check, Interface, Operators, Option, PackageSpec, Port, When
 from dagserve.nodes.operators import BEAM, CATALOG
 from dagserve.nodes.prefill import packed_checks
 
 MAX_WIDTH = 400
 MAX_STEPS = 8
+MAX_PENALTY = 10
+"""The largest length penalty either way: scores stay finite with it."""
 
 _MODULE = "dagserve.nodes.beam_search"
 _MAPPING = "dagserve.nodes.decoder:parameter_mapping"
@@ -38,7 +41,7 @@ class BeamSearch:
         Option("returned", {"type": "integer", "minimum": 1, "maximum": MAX_WIDTH}),
         Option("stop_tokens", {"type": "array", "items": {"type": "integer", "minimum": 0}, "uniqueItems": True}),
         Option("min_tokens", {"type": "integer", "minimum": 0, "maximum": MAX_STEPS}, default=0),
-        Option("length_penalty", {"type": "number", "minimum": -10, "maximum": 10}, default=1.0),
+        Option("length_penalty", {"type": "number", "minimum": -MAX_PENALTY, "maximum": MAX_PENALTY}, default=1.0),
         Option("max_length", {"type": "integer", "minimum": 1}),
         Option("unrolled", {"type": "boolean"}, default=False),
     )
@@ -220,10 +223,18 @@ def _columns(config: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def stop_tokens(options: Mapping[str, Any], config: Mapping[str, Any]) -> list[int]:
-    """The option, or the checkpoint's ``eos_token_id``."""
+    """The option, or the checkpoint's ``eos_token_id``.
+
+    Raises:
+        CheckpointError: a token that the model does not have.
+    """
     given = options["stop_tokens"]
     found = config.get("eos_token_id") if given is None else given
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+    stops = [] if found is None else [found] if isinstance(found, int) else list(found)
+    if stops and max(stops) >= config["vocab_size"]:
+        most = config["vocab_size"] - 1
+        raise CheckpointError(f"stop_tokens has {max(stops)}; the model's tokens are from 0 to {most}: correct it")
+    return stops
 
 
 def _packages(
@@ -307,6 +318,8 @@ def _checks(options: Mapping[str, Any], config: Mapping[str, Any], connected: Se
         for port in ("width", "returned")
         if port in connected
     ]
+    if "length_penalty" in connected:  # beyond it scores overflow, and an infinite one stands for no sequence
+        checks.append(Check("range", {"tensor": "length_penalty", "low": -MAX_PENALTY, "high": MAX_PENALTY + 1}))
     if {"width", "returned"} <= connected:
         checks.append(Check("at_most", {"tensor": "returned", "other": "width"}))
     return tuple(checks)

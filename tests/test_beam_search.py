@@ -22,7 +22,7 @@ from dagserve.artifact import read_plan
 from dagserve.build.cache import BuildCache
 from dagserve.compiler import compile_manifest
 from dagserve.engine import Engine
-from dagserve.errors import InvalidRequest, ManifestError
+from dagserve.errors import CheckpointError, InvalidRequest, ManifestError
 from dagserve.inspect import print_plan
 from dagserve.nodes.beam import CatalogSearch
 from dagserve.runtime import ReferenceRuntime
@@ -104,6 +104,8 @@ WRONG: list[tuple[Mapping[str, Any], str]] = [
     ({"prompts": PROMPTS, "width": 0}, "width is 0; it must be from 1 to 16"),
     ({"prompts": PROMPTS, "n": 5, "width": 3}, "n is 5 but width is 3; lower n or raise width"),
     ({"prompts": PROMPTS, "n": 0}, "n is 0; it must be from 1 to 16"),
+    ({"prompts": PROMPTS, "length_penalty": -100.0}, "length_penalty must be from -10 to 10"),
+    ({"prompts": PROMPTS, "length_penalty": 10.001}, "length_penalty must be from -10 to 10"),
     ({"prompts": [*PROMPTS, "x"]}, "prompts has 5 entries; it must have from 1 to 4"),
     ({"prompts": ["x " * 400]}, "over max_length 128"),
     ({"prompts": [""]}, "has no tokens"),
@@ -280,6 +282,7 @@ WRONG_BEAMS = [
         (("returned: 5", "returned: 17"), "returned is 17; it must be at most width, 16"),
         (("steps: 4", "steps: 9"), "9"),
         (("steps: 4", "steps: 4, min_tokens: 5"), "min_tokens is 5; it must be at most steps, 4"),
+        (("steps: 4", "steps: 4, stop_tokens: [7, 512]"), "stop_tokens has 512; the model's tokens are from 0 to 511"),
         (("width: 16", "width: 401"), "401"),
         (("i64[prompts,returned,4]", "i64[prompts,returned,5]"), "makes i64[P,R,4] (here i64[prompts,R,4])"),
     ],
@@ -287,6 +290,6 @@ WRONG_BEAMS = [
 def test_a_search_that_cannot_be_is_a_mistake_of_the_manifest(
     change: tuple[str, str], message: str, tmp_path: Path, tiny_model: Path, build_cache: BuildCache
 ) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises((ManifestError, CheckpointError)) as caught:
         compiled(tmp_path, tiny_model, build_cache, change)
     assert message in str(caught.value)

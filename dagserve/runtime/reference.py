@@ -180,6 +180,10 @@ class _Request:
 
     def _check_range(self, check: Mapping[str, Any]) -> None:
         name, values = self.plan["tensors"][check["tensor"]]["name"], self.values[check["tensor"]]
+        if values is not None and values.dtype == np.float32:
+            if not ((values >= check["low"]) & (values <= check["high"] - 1)).all():
+                raise InvalidRequest(f"{name} must be from {check['low']} to {check['high'] - 1}")
+            return
         for i, value in enumerate(() if values is None else values.flat):
             if not check["low"] <= value < check["high"]:
                 limits = f"from {check['low']} to {check['high'] - 1}"

@@ -333,6 +333,14 @@ bool Context::check(const CheckSpec& spec, Status& status) const noexcept {
   if (spec.kind == CheckSpec::Kind::at_most) return check_at_most(spec, status);
   const Tensor& tensor = tensors_[spec.tensor];
   const std::int64_t count = tensor.present ? tensor.numel() : 0;
+  if (tensor.dtype == Dtype::f32) {
+    const float* const values = tensor.as<float>();
+    const auto low = static_cast<float>(spec.low), high = static_cast<float>(spec.high - 1);
+    if (std::all_of(values, values + count, [&](float value) { return value >= low && value <= high; })) return true;
+    status.fail(Code::invalid_request, "%s must be from %lld to %lld", loaded_.plan.tensors[spec.tensor].name.c_str(),
+                static_cast<long long>(spec.low), static_cast<long long>(spec.high - 1));
+    return false;
+  }
   for (std::int64_t i = 0; i < count; ++i) {
     const std::int64_t value = tensor.dtype == Dtype::i32 ? tensor.as<std::int32_t>()[i] : tensor.as<std::int64_t>()[i];
     if (value < spec.low || value >= spec.high) {
