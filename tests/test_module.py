@@ -47,7 +47,7 @@ class Turned(nn.Module):
 
 class Stiff(nn.Module):
     def forward(self, x):
-        return x[:, :2].contiguous()  # which asks whether there is one row
+        return x[:, :2].clone() if x.shape[0] == 3 else x[:, :2] * 1
 
 class Pair(nn.Module):
     def forward(self, x):
