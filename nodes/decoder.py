@@ -377,8 +377,8 @@ class OutputHead(nn.Module):
         super().__init__()
         c = DecoderConfig.of(config)
         self.vocabulary, self.hidden_size, self.dtype = c.vocab_size, c.hidden_size, DTYPES[precision]
-        choice = {"lm_head": operators.get("lm_head", "dense")}
-        weight = linear("lm_head", c.hidden_size, c.vocab_size, False, self.dtype, {**operators, **choice})
+        choices = {"lm_head": "dense", **operators}  # a head that reads some rows alone has no choice
+        weight = linear("lm_head", c.hidden_size, c.vocab_size, False, self.dtype, choices)
         self.name = "fp8_head" if isinstance(weight, Fp8Linear) else "embed" if c.tied else "lm_head"
         self.add_module(self.name, weight)
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagserve.interface import Implementation, Operators
-
-HEAD_SIZES = (16, 32, 64, 128, 256)
-"""Head sizes that the attention kernels have tiles for."""
+from dagserve.kernels import HEAD_SIZES
 
 MOST_GROUPS = 16
 """Most query heads of one K/V head in the smallest tile."""

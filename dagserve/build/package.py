@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -117,7 +118,7 @@ def export_module(module: torch.nn.Module, job: Mapping[str, Any]) -> ExportedPr
     try:
         return _export(module, job, 1)
     except UserError as error:
-        if "!= 1" not in str(error):
+        if not re.search(r"!= 1\b", str(error)):
             raise
         return _export(module, job, 2)
 

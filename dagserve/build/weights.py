@@ -204,8 +204,8 @@ def _constants(
 def _read(checkpoint: Checkpoint, source: str | Made, like: torch.Tensor) -> npt.NDArray[Any]:
     if isinstance(source, str):
         return convert(checkpoint.tensors[source], _TORCH_NAMES[like.dtype])
-    tensors = [torch.from_numpy(convert(checkpoint.tensors[name], "f32")) for name in source.sources]
-    return _bytes(source.make(tensors, like))
+    tensors = {name: torch.from_numpy(convert(checkpoint.tensors[name], "f32")) for name in source.sources}
+    return _bytes(make_parameter(source, tensors, like))
 
 
 def _bytes(tensor: torch.Tensor) -> npt.NDArray[Any]:

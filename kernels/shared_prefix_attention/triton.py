@@ -16,10 +16,9 @@ import triton.language as tl
 from torch import Tensor, float32
 from torch.library import triton_op, wrap_triton
 
+from dagserve.kernels import HEAD_SIZES
 from dagserve.kernels.configs import load_config, upper_bound
 from dagserve.kernels.online_softmax import attend
-
-HEAD_SIZES = (16, 32, 64, 128, 256)
 
 JOINED = 16
 """Rows that one program of the second kernel joins."""
