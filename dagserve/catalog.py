@@ -9,11 +9,14 @@ describes the file.
 from __future__ import annotations
 
 import itertools
+import json
 import mmap
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -195,9 +198,22 @@ def _rows(path: Path, max_items: int) -> Iterator[tuple[str, Any]]:
                 continue
             place = f"{path.name}, line {number}"
             try:
-                yield place, orjson.loads(line)
+                row = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 raise BuildError(f"{place}: not JSON: {error}; write one object a line") from error
+            # Every key has a colon: only a line with more of them can have a key twice, of which orjson keeps the last.
+            if isinstance(row, dict) and line.count(b":") > len(row):
+                with suppress(RecursionError):  # nested too deep to be a value that is accepted below
+                    json.loads(line, object_pairs_hook=partial(_refuse_twice, place))
+            yield place, row
+
+
+def _refuse_twice(place: str, pairs: list[tuple[str, Any]]) -> None:
+    keys: set[str] = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise BuildError(f"{place}: `{key}` is given twice; give it once")
+        keys.add(key)
 
 
 def _parquet_rows(path: Path, max_items: int) -> Iterator[tuple[str, Any]]:
