@@ -209,11 +209,10 @@ def _rows(path: Path, max_items: int) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_twice(place: str, pairs: list[tuple[str, Any]]) -> None:
-    keys: set[str] = set()
-    for key, _ in pairs:
-        if key in keys:
-            raise BuildError(f"{place}: `{key}` is given twice; give it once")
-        keys.add(key)
+    if len(dict(pairs)) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise BuildError(f"{place}: `{twice}` is given twice; give it once")
 
 
 def _parquet_rows(path: Path, max_items: int) -> Iterator[tuple[str, Any]]:
