@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 
 from dagserve.build.design import package_symbols, port_json
-from dagserve.build.package import INDUCTOR_OPTIONS, export_module
+from dagserve.build.package import export_module, inductor_options
 from dagserve.build.weights import make_module
 from dagserve.interface import PackageSpec
 from dagserve.nodes.beam import BeamSearch
@@ -154,7 +154,7 @@ def build(case: Case, choice: str, layers: int | None, device: str, path: Path) 
     with torch.no_grad():
         program = export_module(module, job)
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(path), inductor_configs=dict(INDUCTOR_OPTIONS)
+            program, package_path=str(path), inductor_configs=inductor_options(device)
         )
 
 

@@ -52,7 +52,7 @@ def close(actual: Tensor, expected: Tensor, dtype: str) -> None:
     assert (actual.float() - expected.float()).abs().max() < OPERATORS[dtype]
 
 
-@settings(max_examples=40 if DEVICE == "cpu" else 300, deadline=None)
+@settings(max_examples=40 if DEVICE == "cpu" else 100, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 40) | st.sampled_from([1, 63, 64, 65, 111]), min_size=1, max_size=4).filter(any),
     heads=st.sampled_from(HEADS),

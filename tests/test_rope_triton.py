@@ -86,7 +86,7 @@ DRAWS = {
 }
 
 
-@settings(max_examples=60 if DEVICE == "cpu" else 300, deadline=None)
+@settings(max_examples=60 if DEVICE == "cpu" else 100, deadline=None)
 @given(**DRAWS)
 @example(0, (14, 2), 64, "bf16", True, True, (4, 2), 0)
 @example(2, (7, 1), 64, "fp32", True, True, (2, 4), 0)
@@ -99,7 +99,7 @@ def test_every_tile_equals_the_reference(
         close(actual, expected, dtype)
 
 
-@settings(max_examples=60 if DEVICE == "cpu" else 300, deadline=None)
+@settings(max_examples=60 if DEVICE == "cpu" else 100, deadline=None)
 @given(**DRAWS)
 def test_keys_and_values_go_to_their_rows_and_no_other_changes(
     tokens: int, heads: tuple[int, int], size: int, dtype: str, norm: bool, packed: bool, tile: Any, seed: int

@@ -62,7 +62,7 @@ def close(actual: Tensor, expected: Tensor, dtype: str) -> None:
     assert (actual.float() - expected.float()).abs().max() < OPERATORS[dtype]
 
 
-@settings(max_examples=40 if DEVICE == "cpu" else 300, deadline=None)
+@settings(max_examples=40 if DEVICE == "cpu" else 100, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 70) | st.sampled_from([1, 63, 64, 65, 111]), min_size=1, max_size=3),
     width=st.sampled_from([1, 2, 5, 13]),

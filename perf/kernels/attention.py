@@ -54,6 +54,11 @@ def sides(
         wide = [x.repeat_interleave(case.heads // case.kv_heads, dim=1) for x in (k, v)]
         return lambda: attention(q, *wide, cu_seqlens, cu_seqlens, longest, longest, window_size=(-1, 0))
 
+    def flash_of_aten() -> Run:
+        """FlashAttention as PyTorch has it, which takes fewer K/V heads by itself; not a public function."""
+        attention = torch.ops.aten._flash_attention_forward.default
+        return lambda: attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False)[0]
+
     def flash(module: str) -> Callable[[], Run]:
         def make() -> Run:
             attention = importlib.import_module(module).flash_attn_varlen_func
@@ -87,6 +92,7 @@ def sides(
         "SDPA": sdpa,
         "varlen_attn": varlen,
         "varlen_attn, K/V expanded before": varlen_expanded,
+        "aten._flash_attention_forward": flash_of_aten,
         "flash-attn 3": flash("flash_attn_interface"),
         "flash-attn 2": flash("flash_attn"),
         "FlexAttention": flex,
