@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from dagserve.kernels.beam import reference
 from dagserve.kernels.beam.op import IMPLEMENTATIONS, REORDER
-from dagserve.kernels.beam.selection import candidates
+from dagserve.kernels.beam.selection import candidates, order_key
 from dagserve.kernels.beam.triton import _merge
 
 pytestmark = MARKS
@@ -23,9 +23,10 @@ INF, NAN = float("inf"), float("nan")
 
 
 def same_merge(cumulative: Tensor, scores: Tensor, ids: Tensor, count: int) -> None:
-    """Small tiles, so that few candidates already are many blocks and groups."""
+    """Small groups, so that few candidates already are many. Each beam's candidates are put in order first."""
+    scores = scores.gather(-1, order_key(scores).argsort(dim=-1, descending=True))
     cumulative, scores, ids = (x.to(DEVICE) for x in (cumulative, scores, ids))
-    ours = _merge(cumulative, scores, ids, count, block=32, group=4, scan_warps=4, merge_warps=4)
+    ours = _merge(cumulative, scores, ids, count, group=4, warps=4)
     for actual, expected in zip(ours, reference.merge(cumulative, scores, ids, count), strict=True):
         torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -84,7 +85,7 @@ def test_the_merge_of_true_candidates_with_the_default_tiles(width: int) -> None
 @pytest.mark.parametrize("width", [1, 50, 100, 400])
 def test_the_widths_of_a_service(width: int) -> None:
     generator = torch.Generator().manual_seed(width)
-    scores = -torch.rand(3, width, 2 * width, generator=generator) * 9
+    scores = -torch.rand(3, width, 2 * width, generator=generator).sort(dim=-1).values * 9
     cumulative, ids = -torch.rand(3, width, generator=generator), torch.randint(151936, scores.shape)
     cumulative, scores, ids = (x.to(DEVICE) for x in (cumulative, scores, ids))
     ours, theirs = (IMPLEMENTATIONS[i](cumulative, scores, ids, 2 * width) for i in ("triton", "torch"))

@@ -1,8 +1,9 @@
 """The total order of :mod:`dagserve.kernels.beam.selection` inside a Triton program: exact, and the same on every run.
 
-Values become unsigned keys that compare as the values do, so the k-th largest is found bit by bit: as many counts as a
-key has bits, no sort, no atomics. To find the first ``k`` of a long row, it is cut into groups. They lie in the first
-``k`` groups by (largest key, lower group first): before an element of any other group come the largest of ``k`` groups.
+Values become unsigned keys that compare as the values do, so the k-th largest is found from its highest bits down: as
+many counts as a key has pairs of bits at most, no atomics. To find the first ``k`` of a long row, it is cut into
+groups. They lie in the first ``k`` groups by (largest key, lower group first): before an element of any other group
+come the largest of ``k`` groups.
 """
 
 from __future__ import annotations
@@ -14,6 +15,14 @@ from dagserve.kernels.beam.selection import INDEX_BITS
 
 LOWEST_PLACE = tl.constexpr((1 << INDEX_BITS) - 1)
 PLACE_BITS = tl.constexpr(INDEX_BITS)
+
+COUNT_BITS = tl.constexpr(21)
+LARGEST_COUNT = tl.constexpr((1 << 21) - 1)
+
+SORTED_FROM = tl.constexpr(256)
+"""Above it a sort is faster than the comparison of each place with each other."""
+
+COMPARED = tl.constexpr(32)
 
 
 @triton.jit
@@ -27,24 +36,31 @@ def order_key(b_value, BITS: tl.constexpr):
 
 
 @triton.jit
-def kth_key(b_key, k, BITS: tl.constexpr):
-    """The ``k``-th largest key: the largest number that at least ``k`` keys reach."""
-    bit = tl.full([], 1 << (BITS - 1), tl.uint32)
-    found = tl.full([], 0, tl.uint32)
-    for _ in range(BITS):
-        found = tl.where(tl.sum((b_key >= (found | bit)).to(tl.int32)) >= k, found | bit, found)
-        bit = bit >> 1
-    return found
-
-
-@triton.jit
 def is_first(b_key, k, BITS: tl.constexpr):
-    """Which ``k`` places of a one-dimensional block come first: by key, of equal keys the lower place."""
-    kth = kth_key(b_key, k, BITS)
-    b_above = b_key > kth
-    b_tied = (b_key == kth).to(tl.int32)
-    open_places = k - tl.sum(b_above.to(tl.int32))
-    return b_above | ((b_tied != 0) & (tl.cumsum(b_tied, 0) <= open_places))
+    """Which ``k`` places of a one-dimensional block come first: by key, of equal keys the lower place.
+
+    Two bits of the least key are found at a time, from one sum of three counts; no more where ``k`` keys reach it.
+    """
+    found = tl.full([], 0, tl.uint32)
+    reached = tl.full([], -1, tl.int32)  # keys that are at least ``found``, once that is not 0
+    shift = tl.full([], BITS - 2, tl.int32)
+    while (shift >= 0) & (reached != k):
+        step = tl.full([], 1, tl.uint32) << shift.to(tl.uint32)
+        one, two, three = found + step, found + 2 * step, found + 3 * step
+        b_counted = (b_key >= one).to(tl.int64) + ((b_key >= two).to(tl.int64) << COUNT_BITS)
+        counted = tl.sum(b_counted + ((b_key >= three).to(tl.int64) << (2 * COUNT_BITS)))
+        n_one = (counted & LARGEST_COUNT).to(tl.int32)
+        n_two = ((counted >> COUNT_BITS) & LARGEST_COUNT).to(tl.int32)
+        n_three = (counted >> (2 * COUNT_BITS)).to(tl.int32)
+        reached = tl.where(n_three >= k, n_three, tl.where(n_two >= k, n_two, tl.where(n_one >= k, n_one, reached)))
+        found = tl.where(n_three >= k, three, tl.where(n_two >= k, two, tl.where(n_one >= k, one, found)))
+        shift -= 2
+    b_taken = b_key >= found
+    if reached != k:
+        b_tied = (b_key == found).to(tl.int32)
+        open_places = k - tl.sum((b_key > found).to(tl.int32))
+        b_taken = (b_key > found) | ((b_tied != 0) & (tl.cumsum(b_tied, 0) <= open_places))
+    return b_taken
 
 
 @triton.jit
@@ -55,8 +71,23 @@ def store_taken(p_out, b_value, b_taken):
 
 
 @triton.jit
-def in_order(b_key, o_place, m_place):
-    """``i64``, the places of a block, the first one first; places outside of ``m_place`` come last, as -1."""
-    b_order = (b_key.to(tl.int64) << PLACE_BITS) + (LOWEST_PLACE - o_place)  # as selection.order_key
-    b_order = tl.sort(tl.where(m_place, b_order, -1), descending=True)
-    return tl.where(b_order < 0, -1, LOWEST_PLACE - (b_order & LOWEST_PLACE))
+def place_order(b_key, o_place):
+    """``i64``, not negative: a larger one comes first. As :func:`dagserve.kernels.beam.selection.order_key`."""
+    return (b_key.to(tl.int64) << PLACE_BITS) + (LOWEST_PLACE - o_place)
+
+
+@triton.jit
+def ranked(p_order, count, COUNT: tl.constexpr):
+    """Of ``count`` stored orders: places, and their ranks, 0 the first; from ``count`` on a rank means nothing."""
+    o_rank = tl.arange(0, COUNT)
+    b_order = tl.load(p_order + o_rank, mask=o_rank < count, other=-1)
+    b_rank = o_rank
+    if COUNT > SORTED_FROM:
+        b_order = tl.sort(b_order, descending=True)
+    else:
+        b_rank = tl.zeros([COUNT], tl.int32)
+        for first in range(0, COUNT, COMPARED):
+            o_other = first + tl.arange(0, COMPARED)
+            b_other = tl.load(p_order + o_other, mask=o_other < count, other=-1)
+            b_rank += tl.sum((b_other[:, None] > b_order[None, :]).to(tl.int32), 0)
+    return LOWEST_PLACE - (b_order & LOWEST_PLACE), tl.where(b_order < 0, COUNT, b_rank)

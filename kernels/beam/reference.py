@@ -13,7 +13,7 @@ def merge(cumulative: Tensor, scores: Tensor, ids: Tensor, count: int) -> tuple[
 
     Args:
         cumulative: ``f32[P, B]``, each beam's score; -inf where there is no beam.
-        scores: ``f32[P, B, K]``, of each beam's candidates.
+        scores: ``f32[P, B, K]``, of each beam's candidates, the best first; NaN counts as -inf.
         ids: ``i64[P, B, K]``, their tokens.
         count: how many, at most ``B * K``.
 

@@ -47,16 +47,17 @@ SMALL = (Case(2, 5),)
 
 
 def candidates(width: int) -> list[Tiles]:
-    """Blocks and groups of the two-level selection, and warps of either kernel.
+    """Groups of the two-level selection, and warps.
 
     The merge holds a group's key, and then ``GROUP`` keys of each group that it chose: at most
     :data:`MOST_KEYS` in a thread.
     """
     found: list[Tiles] = []
-    for block, group, warps in itertools.product((512, 1024, 4096), (4, 8, 16, 32), (8, 16, 32)):
-        keys = max(triton.next_power_of_2(2 * width * width // group), triton.next_power_of_2(2 * width) * group)
+    for group, warps in itertools.product((4, 8, 16, 32), (4, 8, 16, 32)):
+        groups = width * triton.cdiv(2 * width, group)
+        keys = max(triton.next_power_of_2(groups), triton.next_power_of_2(2 * width) * group)
         if keys <= MOST_KEYS * 32 * warps:
-            found.append({"BLOCK": block, "GROUP": group, "scan_warps": 4, "merge_warps": warps})
+            found.append({"GROUP": group, "warps": warps})
     return found
 
 
@@ -78,7 +79,7 @@ def _prepare(case: Case, device: str) -> Trial:
     inputs = case.inputs(device)
 
     def call(c: Tiles) -> Any:
-        return _merge(*inputs, 2 * case.width, c["BLOCK"], c["GROUP"], c["scan_warps"], c["merge_warps"])
+        return _merge(*inputs, 2 * case.width, c["GROUP"], c["warps"])
 
     return Trial(call, partial(difference, expected=merge(*inputs, 2 * case.width)), 0)
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from dagserve.kernels.beam.device import in_order, is_first, order_key, store_taken
+from dagserve.kernels.beam.device import is_first, order_key, place_order, ranked, store_taken
 from dagserve.kernels.configs import load_config, upper_bound
 
 
@@ -73,7 +73,7 @@ def select_kernel(
     p_partial,
     p_group_key,
     p_group,
-    p_taken,
+    p_order,
     p_id,
     p_score,
     allowed_stride,
@@ -88,12 +88,12 @@ def select_kernel(
     COUNT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Program ``(row,)``: its first ``count`` tokens. ``p_group`` and ``p_taken`` are scratch of ``COUNT`` a row."""
+    """Program ``(row,)``: its first ``count`` tokens. ``p_group`` and ``p_order`` are scratch of ``COUNT`` a row."""
     i_row = tl.program_id(0).to(tl.int64)
     p_logits += i_row * vocabulary
     p_allowed += i_row * allowed_stride
     p_group += i_row * COUNT
-    p_taken += i_row * COUNT
+    p_order += i_row * COUNT
 
     o_group = tl.arange(0, GROUPS)
     b_group_key = tl.load(p_group_key + i_row * groups + o_group, mask=o_group < groups, other=0)
@@ -106,17 +106,14 @@ def select_kernel(
     m_token = m_chosen & (o_token < vocabulary)
     b_value = token_value(p_logits, p_allowed, o_token, m_token, MASKED)
     b_key = tl.where(m_token, order_key(b_value, BITS), 0)  # [COUNT * GROUP]
-    store_taken(p_taken, o_token, is_first(b_key, count, BITS))
+    store_taken(p_order, place_order(b_key, o_token), is_first(b_key, count, BITS))
 
     o_block = tl.arange(0, BLOCKS)
     b_partial = tl.load(p_partial + i_row * blocks + o_block, mask=o_block < blocks, other=float("-inf"))
-    o_rank = tl.arange(0, COUNT)
+    o_token, o_rank = ranked(p_order, count, COUNT)
     m_rank = o_rank < count
-    b_taken = tl.load(p_taken + o_rank, mask=m_rank, other=0)
-    b_value = token_value(p_logits, p_allowed, b_taken, m_rank, MASKED)
-    b_id = in_order(order_key(b_value, BITS), b_taken, m_rank)
-    b_score = token_value(p_logits, p_allowed, b_id, m_rank, MASKED) - log_sum_exp(b_partial)
-    tl.store(p_id + i_row * count + o_rank, b_id, mask=m_rank)
+    b_score = token_value(p_logits, p_allowed, o_token, m_rank, MASKED) - log_sum_exp(b_partial)
+    tl.store(p_id + i_row * count + o_rank, o_token, mask=m_rank)
     tl.store(p_score + i_row * count + o_rank, tl.where(b_score > 0.0, 0.0, b_score), mask=m_rank)
 
 
@@ -132,7 +129,7 @@ def _candidates(
     partial = logits.new_empty(rows, blocks, dtype=torch.float32)
     group_keys = logits.new_empty(rows, groups, dtype=torch.int32)
     chosen = logits.new_empty(rows, width, dtype=torch.int32)
-    taken = logits.new_empty(rows, width, dtype=torch.int32)
+    order = logits.new_empty(rows, width, dtype=torch.int64)
     ids = logits.new_empty(rows, count, dtype=torch.int64)
     scores = logits.new_empty(rows, count, dtype=torch.float32)
     wrap_triton(scan_kernel)[(rows, blocks)](
@@ -156,7 +153,7 @@ def _candidates(
         partial,
         group_keys,
         chosen,
-        taken,
+        order,
         ids,
         scores,
         0 if shared else vocabulary,
