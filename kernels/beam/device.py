@@ -1,7 +1,7 @@
 """The total order of :mod:`dagserve.kernels.beam.selection` inside a Triton program: exact, and the same on every run.
 
-Values become unsigned keys that compare as the values do, so the k-th largest is found from its highest bits down: as
-many counts as a key has pairs of bits at most, no atomics. To find the first ``k`` of a long row, it is cut into
+Values become unsigned keys that compare as the values do, so the k-th largest is found bit by bit: one count for each
+bit of a key, fewer where a count is exactly ``k``; no atomics. To find the first ``k`` of a long row, it is cut into
 groups. They lie in the first ``k`` groups by (largest key, lower group first): before an element of any other group
 come the largest of ``k`` groups.
 """
@@ -15,9 +15,6 @@ from dagserve.kernels.beam.selection import INDEX_BITS
 
 LOWEST_PLACE = tl.constexpr((1 << INDEX_BITS) - 1)
 PLACE_BITS = tl.constexpr(INDEX_BITS)
-
-COUNT_BITS = tl.constexpr(21)
-LARGEST_COUNT = tl.constexpr((1 << 21) - 1)
 
 SORTED_FROM = tl.constexpr(256)
 """Above it a sort is faster than the comparison of each place with each other."""
@@ -37,26 +34,17 @@ def order_key(b_value, BITS: tl.constexpr):
 
 @triton.jit
 def is_first(b_key, k, BITS: tl.constexpr):
-    """Which ``k`` places of a one-dimensional block come first: by key, of equal keys the lower place.
-
-    Two bits of the least key are found at a time, from one sum of three counts; no more where ``k`` keys reach it.
-    """
+    """Which ``k`` places of a one-dimensional block come first: by key, of equal keys the lower place."""
     found = tl.full([], 0, tl.uint32)
-    reached = tl.full([], -1, tl.int32)  # keys that are at least ``found``, once that is not 0
-    shift = tl.full([], BITS - 2, tl.int32)
-    while (shift >= 0) & (reached != k):
-        step = tl.full([], 1, tl.uint32) << shift.to(tl.uint32)
-        one, two, three = found + step, found + 2 * step, found + 3 * step
-        b_counted = (b_key >= one).to(tl.int64) + ((b_key >= two).to(tl.int64) << COUNT_BITS)
-        counted = tl.sum(b_counted + ((b_key >= three).to(tl.int64) << (2 * COUNT_BITS)))
-        n_one = (counted & LARGEST_COUNT).to(tl.int32)
-        n_two = ((counted >> COUNT_BITS) & LARGEST_COUNT).to(tl.int32)
-        n_three = (counted >> (2 * COUNT_BITS)).to(tl.int32)
-        reached = tl.where(n_three >= k, n_three, tl.where(n_two >= k, n_two, tl.where(n_one >= k, n_one, reached)))
-        found = tl.where(n_three >= k, three, tl.where(n_two >= k, two, tl.where(n_one >= k, one, found)))
-        shift -= 2
+    reached = tl.full([], -1, tl.int32)  # how many keys are at least ``found``, once that is not 0
+    bit = tl.full([], 1 << (BITS - 1), tl.uint32)
+    while (bit != 0) & (reached != k):
+        n = tl.sum((b_key >= (found | bit)).to(tl.int32))
+        found = tl.where(n >= k, found | bit, found)
+        reached = tl.where(n >= k, n, reached)
+        bit = bit >> 1
     b_taken = b_key >= found
-    if reached != k:
+    if reached != k:  # more keys than there is room for equal the least one
         b_tied = (b_key == found).to(tl.int32)
         open_places = k - tl.sum((b_key > found).to(tl.int32))
         b_taken = (b_key > found) | ((b_tied != 0) & (tl.cumsum(b_tied, 0) <= open_places))

@@ -16,13 +16,6 @@ COPIED = 4096
 
 
 @triton.jit
-def total(p_cumulative, p_score, o_place, m_place, candidates):
-    """FP32 totals of places ``beam * candidates + candidate`` of one prompt."""
-    b_score = tl.load(p_score + o_place, mask=m_place, other=float("-inf"))
-    return tl.load(p_cumulative + o_place // candidates, mask=m_place, other=float("-inf")) + b_score
-
-
-@triton.jit
 def merge_kernel(
     p_cumulative,
     p_score,
@@ -36,43 +29,52 @@ def merge_kernel(
     candidates,
     count,
     GROUP: tl.constexpr,
-    GROUPS: tl.constexpr,
+    BEAMS: tl.constexpr,
+    EACH: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """Program ``(prompt,)``: its first ``count`` places. ``p_first``, ``p_order``: scratch, ``COUNT`` a prompt.
 
-    A group is ``GROUP`` candidates of one beam, the first of which has its largest key.
+    A place is ``beam * candidates + candidate``. A group is ``GROUP`` candidates of one beam, ``EACH`` groups a beam at
+    most; a group's first candidate has its largest key.
     """
     i_prompt = tl.program_id(0).to(tl.int64)
-    places = beams * candidates
     p_cumulative += i_prompt * beams
-    p_score += i_prompt * places
+    p_score += i_prompt * beams * candidates
+    p_token += i_prompt * beams * candidates
     p_first += i_prompt * COUNT
     p_order += i_prompt * COUNT
 
-    o_group = tl.arange(0, GROUPS)
-    each = tl.cdiv(candidates, GROUP)  # groups of a beam
-    m_group = o_group < beams * each
-    o_first = o_group // each * candidates + o_group % each * GROUP
-    b_key = tl.where(m_group, order_key(total(p_cumulative, p_score, o_first, m_group, candidates), 32), 0)
-    chosen = tl.minimum(count, beams * each)
-    store_taken(p_first, o_first, is_first(b_key, chosen, 32))
+    o_beam, o_candidate = tl.arange(0, BEAMS), tl.arange(0, EACH) * GROUP
+    m_beam, m_group = o_beam < beams, (o_beam < beams)[:, None] & (o_candidate < candidates)[None, :]  # [BEAMS, EACH]
+    o_first = o_beam[:, None] * candidates + o_candidate[None, :]
+    b_total = tl.load(p_cumulative + o_beam, mask=m_beam, other=float("-inf"))[:, None]
+    b_total += tl.load(p_score + o_first, mask=m_group, other=float("-inf"))
+    b_key = tl.reshape(tl.where(m_group, order_key(b_total, 32), 0), [BEAMS * EACH])
+    chosen = tl.minimum(count, beams * tl.cdiv(candidates, GROUP))
+    store_taken(p_first, tl.reshape(o_first, [BEAMS * EACH]), is_first(b_key, chosen, 32))
 
-    o_member = tl.arange(0, COUNT * GROUP)
-    m_chosen = o_member // GROUP < chosen
-    o_first = tl.load(p_first + o_member // GROUP, mask=m_chosen, other=0)
-    o_place = o_first + o_member % GROUP
-    m_place = m_chosen & (o_first % candidates + o_member % GROUP < candidates)
-    b_key = tl.where(m_place, order_key(total(p_cumulative, p_score, o_place, m_place, candidates), 32), 0)
+    o_rank, o_member = tl.arange(0, COUNT), tl.arange(0, GROUP)
+    m_chosen = o_rank < chosen
+    b_first = tl.load(p_first + o_rank, mask=m_chosen, other=0)  # [COUNT]
+    i_beam = b_first // candidates
+    o_place = b_first[:, None] + o_member[None, :]  # [COUNT, GROUP]
+    m_place = m_chosen[:, None] & (o_place < (i_beam[:, None] + 1) * candidates)
+    b_total = tl.load(p_cumulative + i_beam, mask=m_chosen, other=float("-inf"))[:, None]
+    b_total += tl.load(p_score + o_place, mask=m_place, other=float("-inf"))
+    b_key = tl.reshape(tl.where(m_place, order_key(b_total, 32), 0), [COUNT * GROUP])
+    o_place = tl.reshape(o_place, [COUNT * GROUP])
     store_taken(p_order, place_order(b_key, o_place), is_first(b_key, count, 32))
 
     o_place, o_rank = ranked(p_order, count, COUNT)
     m_rank = o_rank < count
-    o_place = tl.where(m_rank, o_place, 0).to(tl.int32)
+    i_beam = tl.where(m_rank, o_place, 0).to(tl.int32) // candidates
+    b_total = tl.load(p_cumulative + i_beam, mask=m_rank, other=float("-inf"))
+    b_total += tl.load(p_score + o_place, mask=m_rank, other=float("-inf"))
     o_out = i_prompt * count + o_rank
-    tl.store(p_total + o_out, total(p_cumulative, p_score, o_place, m_rank, candidates), mask=m_rank)
-    tl.store(p_next + o_out, tl.load(p_token + i_prompt * places + o_place, mask=m_rank), mask=m_rank)
-    tl.store(p_parent + o_out, (o_place // candidates).to(tl.int64), mask=m_rank)
+    tl.store(p_total + o_out, b_total, mask=m_rank)
+    tl.store(p_next + o_out, tl.load(p_token + o_place, mask=m_rank), mask=m_rank)
+    tl.store(p_parent + o_out, i_beam.to(tl.int64), mask=m_rank)
 
 
 @triton_op("dagserve::beam_merge", mutates_args={})
@@ -80,8 +82,8 @@ def _merge(
     cumulative: Tensor, scores: Tensor, ids: Tensor, count: int, group: int, warps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     prompts, beams, candidates = scores.shape
-    groups = beams * ((candidates + group - 1) // group)
-    most, width = (triton.next_power_of_2(upper_bound(n)) for n in (groups, count))
+    each = (candidates + group - 1) // group
+    most, groups, width = (triton.next_power_of_2(upper_bound(n)) for n in (beams, each, count))
     first = scores.new_empty(prompts, width, dtype=torch.int32)
     order = scores.new_empty(prompts, width, dtype=torch.int64)
     totals = scores.new_empty(prompts, count, dtype=torch.float32)
@@ -99,7 +101,8 @@ def _merge(
         candidates,
         count,
         GROUP=group,
-        GROUPS=most,
+        BEAMS=most,
+        EACH=groups,
         COUNT=width,
         num_warps=warps,
     )

@@ -54,8 +54,8 @@ def candidates(width: int) -> list[Tiles]:
     """
     found: list[Tiles] = []
     for group, warps in itertools.product((4, 8, 16, 32), (4, 8, 16, 32)):
-        groups = width * triton.cdiv(2 * width, group)
-        keys = max(triton.next_power_of_2(groups), triton.next_power_of_2(2 * width) * group)
+        groups = triton.next_power_of_2(width) * triton.next_power_of_2(triton.cdiv(2 * width, group))
+        keys = max(groups, triton.next_power_of_2(2 * width) * group)
         if keys <= MOST_KEYS * 32 * warps:
             found.append({"GROUP": group, "warps": warps})
     return found
