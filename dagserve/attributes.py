@@ -16,6 +16,7 @@ ITEM = "item"
 RESERVED = (ITEM, "tokens", "text")
 """What an item's own keys are called."""
 
+NAME_MEANING = f"letters, digits and _, at most 32, no digit first; not {', '.join(RESERVED)}, which are an item's own"
 NAME = f"^(?!({'|'.join(RESERVED)})$)[A-Za-z_][A-Za-z0-9_]{{0,31}}$"
 MAX_ATTRIBUTES = 16
 MAX_VALUE_BYTES = 256

@@ -163,6 +163,7 @@ class Endpoint:
         fields: of the body.
         required, optional: the graph's inputs, by name, with their form: ``text[batch]`` is any one-dimensional text.
         summary: for the API's documentation.
+        encoder, style: the built-in node that writes its replies, and the ``style`` of that node's options, if any.
     """
 
     path: str
@@ -170,6 +171,8 @@ class Endpoint:
     required: Mapping[str, str]
     optional: Mapping[str, str]
     summary: str
+    encoder: str
+    style: str = ""
 
 
 _SERVICE = {"request_id": "text", "created": "i64"}
@@ -180,24 +183,27 @@ _SEARCH = {"n": "i64", "width": "i64", "length_penalty": "f32", "return_tokens":
 _ITEMS = dict.fromkeys(("allow", "deny", "allow_where", "deny_where"), "text[items]")
 _PROMPTS = {"prompts": "text[prompts]"}
 
+_TEXTS = {"texts": "text[batch]"}
+_PAIRS = {"query": "text", "items": "text[batch]"}
+_SEARCHED = {**_SEARCH, **_ITEMS}
+_BEST = "The best continuations of prompts"
+
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "score": Endpoint(
-        "/v1/score", SCORE, {"query": "text", "items": "text[batch]"}, _LABELS, "Score items against a query"
-    ),
-    "embeddings": Endpoint("/v1/embeddings", EMBEDDINGS, {"texts": "text[batch]"}, {}, "A vector for each text"),
-    "classify": Endpoint("/classify", CLASSIFY, {"texts": "text[batch]"}, _SERVICE, "The class of each text"),
-    "rerank": Endpoint("/rerank", RERANK, {"query": "text", "items": "text[batch]"}, _LABELS, "Order texts by a query"),
-    "generate": Endpoint(
-        "/v1/generate", GENERATE, _PROMPTS, {**_SEARCH, **_ITEMS}, "The best continuations of prompts"
-    ),
+    "score": Endpoint("/v1/score", SCORE, _PAIRS, _LABELS, "Score items against a query", "encode_scores"),
+    "embeddings": Endpoint("/v1/embeddings", EMBEDDINGS, _TEXTS, {}, "A vector for each text", "encode_embeddings"),
+    "classify": Endpoint("/classify", CLASSIFY, _TEXTS, _SERVICE, "The class of each text", "encode_classes"),
+    "rerank": Endpoint("/rerank", RERANK, _PAIRS, _LABELS, "Order texts by a query", "encode_rerank"),
+    "generate": Endpoint("/v1/generate", GENERATE, _PROMPTS, _SEARCHED, _BEST, "encode_sequences", "results"),
     "completions": Endpoint(
         "/v1/completions",
         COMPLETIONS,
         _PROMPTS,
-        {**_SEARCH, **_ITEMS, **_SERVICE},
-        "The best continuations of prompts",
+        {**_SEARCHED, **_SERVICE},
+        _BEST,
+        "encode_sequences",
+        "completions",
     ),
-    "beams": Endpoint("/generate", BEAMS, _PROMPTS, {**_SEARCH, **_ITEMS}, "The best continuations of prompts"),
+    "beams": Endpoint("/generate", BEAMS, _PROMPTS, _SEARCHED, _BEST, "encode_sequences", "beams"),
 }
 """By the ``endpoint`` of a manifest."""
 

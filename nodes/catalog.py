@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from dagserve.attributes import KINDS, MAX_ATTRIBUTES, NAME, Attribute, named
+from dagserve.attributes import KINDS, MAX_ATTRIBUTES, NAME, NAME_MEANING, Attribute, named
 from dagserve.catalog import ENDS, LIMITS, MAX_ITEM_BYTES, OPEN, Section, packed_marks
 from dagserve.catalog import Catalog as Tables
 from dagserve.errors import InvalidRequest
@@ -42,7 +42,7 @@ class Catalog:
             {
                 "type": "object",
                 "maxProperties": MAX_ATTRIBUTES,
-                "propertyNames": {"pattern": NAME},
+                "propertyNames": {"pattern": NAME, "description": NAME_MEANING},
                 "additionalProperties": {"enum": list(KINDS)},
             },
         ),

@@ -256,8 +256,9 @@ def test_completions_and_beams_over_http(tmp_path: Path, tiny_model: Path, build
                 for text, message in WRONG_BEAMS:
                     refused = client.post(path, content=text, headers={"content-type": "application/json"})
                     assert (refused.status_code, message in refused.text) == (400, True), (text, refused.text)
-                    with pytest.raises(InvalidRequest):
+                    with pytest.raises(InvalidRequest) as caught:
                         ReferenceRuntime(made).run_body(text)
+                    assert message in str(caught.value) or "JSON" in str(caught.value)
             assert wrong.status_code == 400
             assert "must be 4: a search has a fixed number of steps" in wrong.json()["error"]["message"]
 
@@ -273,6 +274,9 @@ WRONG_BEAMS = [
     (b'{"text":"a","rid":[{"a":[1,NaN]}]}', "at or after rid"),
     (b'{"text":"a","rid":{"a":"\\ud800"}}', "at or after rid"),
     (b'{"text":"a","rid":[1,2', "not valid JSON"),
+    (b'{"text":"a","allow":{"item":["i"]}}', "allow.item is fixed by this service's manifest; leave it out"),
+    (b'{"text":"a","allow":{"region":"de"}}', "allow is fixed by this service's manifest; leave it out"),
+    (b'{"text":"a","' + b"p" * 9999 + b'":1}', "unknown field '" + "p" * 40 + "'; remove it"),
 ]
 
 

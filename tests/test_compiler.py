@@ -262,7 +262,7 @@ def test_options_that_do_not_fit_the_tokenizer_are_a_build_error(
     tiny_model: Path, build_cache: BuildCache, tmp_path: Path
 ) -> None:
     """What only compile can know about a node's options: an error with the node's name, and no artifact."""
-    text = MANIFEST.read_text()
+    text = MANIFEST.read_text().replace("endpoint: score", "endpoint: rerank")
     begin, end = text.index("  encode:"), text.index("outputs: {response")
     encode = "  encode: {engine: cpu, op: encode_rerank, with: {column: 99}, inputs: {scores: score.scores}, "
     (tmp_path / "m.yaml").write_text(text[:begin] + encode + 'outputs: {body: "u8[body_bytes]"}}\n' + text[end:])

@@ -276,6 +276,7 @@ def test_other_replies_through_both_runtimes(
     node: str, inputs: str, tiny_model: Path, build_cache: BuildCache, tmp_path: Path
 ) -> None:
     text = (Path(__file__).parent.parent / "manifests" / "relevance.yaml").read_text()
+    text = text.replace("endpoint: score", "endpoint: rerank") if "rerank" in node else text
     begin, end = text.index("  encode:"), text.index("outputs: {response")
     encode = f'  encode: {{engine: cpu, {node}, inputs: {inputs}, outputs: {{body: "u8[body_bytes]"}}}}\n'
     (tmp_path / "m.yaml").write_text(text[:begin] + encode + text[end:])

@@ -7,7 +7,7 @@ from typing import Any
 
 from dagserve.endpoints import ENDPOINTS
 from dagserve.errors import Diagnostic
-from dagserve.graph import Graph, Tensor
+from dagserve.graph import Graph, GraphNode, Tensor
 from dagserve.manifest.source import did_you_mean, sentence
 from dagserve.manifest.tree import Entry, Items, Table, plain
 from dagserve.shapes import INTEGER_RANGES, TensorType
@@ -162,3 +162,19 @@ def _endpoint_response(graph: Graph, name: str) -> Iterator[Diagnostic]:
     if tensor and tensor.known and (tensor.type.dtype, len(tensor.type.shape)) != ("u8", 1):
         message = f"endpoint {name} returns bytes, u8[symbol], but `{tensor.name}` is {tensor.type}"
         yield graph.mistake(text.position, message, "name an output such as that of encode_scores", "endpoint")
+        return
+    producer = next((node for node in graph.nodes if tensor and node.name == tensor.node), None)
+    if producer is not None:
+        yield from _endpoint_encoder(graph, producer, name)
+
+
+def _endpoint_encoder(graph: Graph, node: GraphNode, name: str) -> Iterator[Diagnostic]:
+    """A built-in encoder of another endpoint's replies; nodes of one's own and raw tensors may go anywhere."""
+    wanted, style = ENDPOINTS[name], node.options.get("style", "")
+    fits = [n for n, e in ENDPOINTS.items() if e.encoder == node.op and style in (e.style, "")]
+    if not fits or name in fits:
+        return
+    written = f"`{node.op}` with `style: {style}`" if style else f"`{node.op}`"
+    message = f"{written} writes replies of endpoint {' or '.join(fits)}, and the endpoint is {name}"
+    right = f"style: {wanted.style}" if node.op == wanted.encoder else f"op: {wanted.encoder}"
+    yield graph.mistake(node.spec.op.position, message, f"write `{right}`, or `endpoint: {fits[0]}`", "endpoint")

@@ -13,6 +13,7 @@ from dagserve.endpoints import MODEL, Field, fields_of
 from dagserve.errors import InvalidRequest, UnknownModel
 from dagserve.shapes import INTEGER_RANGES, parse_dim
 
+_LONGEST_SHOWN = 40
 _F32_MAX = 2.0**128 - 2.0**104
 
 
@@ -86,18 +87,26 @@ def _members(value: _Members, prefix: str, fields: Sequence[Field]) -> list[tupl
 
 
 def _unknown(path: str, prefix: str, fields: Sequence[Field]) -> str:
-    if any(f.path + "." == prefix for f in fields):
+    shown = path[: len(prefix) + _LONGEST_SHOWN]
+    whole = next((f for f in fields if f.path + "." == prefix), None)
+    if whole is not None and whole.kind == "fixed":
+        return _fixed(whole)
+    if whole is not None:
         there = [f"{f.path.removeprefix(prefix)} ({f.expected or 'text'})" for f in fields if f.path.startswith(prefix)]
-        return f"unknown attribute {path!r}; there is {', '.join(there)}"
-    close = difflib.get_close_matches(path, [f.path for f in fields], 1)
-    return f"unknown field {path!r}; " + (f"did you mean {close[0]!r}?" if close else "remove it")
+        return f"unknown attribute {shown!r}; there is {', '.join(there)}"
+    close = difflib.get_close_matches(shown, [f.path for f in fields], 1)
+    return f"unknown field {shown!r}; " + (f"did you mean {close[0]!r}?" if close else "remove it")
+
+
+def _fixed(field: Field) -> str:
+    return f"{field.path} is fixed by this service's manifest; leave it out"
 
 
 def _compare(field: Field, value: Any) -> None:
     if value is None or field.kind == "ignored":
         return
     if field.kind == "fixed":
-        raise InvalidRequest(f"{field.path} is fixed by this service's manifest; leave it out")
+        raise InvalidRequest(_fixed(field))
     if field.kind == MODEL:
         if not isinstance(value, str):
             raise InvalidRequest(f"{field.path} must be text")

@@ -9,6 +9,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "json_place.h"
 
@@ -207,7 +208,7 @@ class Reading {
       case FieldSpec::Kind::constant:
         return null || read_constant(spec, value, type);
       case FieldSpec::Kind::fixed:
-        return null || fail("%s is fixed by this service's manifest; leave it out", spec.path.c_str());
+        return null || fixed(spec);
       case FieldSpec::Kind::ignored:
         if (const error_code error = walk(value)) return malformed(error, {spec.path});
         return true;
@@ -467,15 +468,17 @@ class Reading {
   }
 
   bool unknown(std::string_view key, std::string_view prefix) {
-    if (std::ranges::find(endpoint_.fields, prefix.substr(0, prefix.find_last_of('.')), &FieldSpec::path) !=
-        endpoint_.fields.end())
-      return unknown_attribute(key, prefix);
+    const auto object =
+        std::ranges::find(endpoint_.fields, prefix.substr(0, prefix.find_last_of('.')), &FieldSpec::path);
+    if (object != endpoint_.fields.end() && object->kind == FieldSpec::Kind::fixed) return fixed(*object);
+    if (object != endpoint_.fields.end()) return unknown_attribute(key, prefix);
     const FieldSpec* best = nullptr;
-    std::size_t nearest = std::max<std::size_t>(1, key.size() / 3) + 1;
+    std::size_t nearest = std::numeric_limits<std::size_t>::max();
     for (const FieldSpec& spec : endpoint_.fields) {
       if (!spec.path.starts_with(prefix)) continue;
-      const std::size_t far = distance(key, std::string_view(spec.path).substr(prefix.size()));
-      if (far < nearest) {
+      const std::string_view name = std::string_view(spec.path).substr(prefix.size());
+      const std::size_t far = distance(key, name);
+      if (far < nearest && far <= std::max<std::size_t>(1, std::min(key.size(), name.size()) / 3)) {
         nearest = far;
         best = &spec;
       }
@@ -485,6 +488,10 @@ class Reading {
       return fail("unknown field '%.*s%.*s'; remove it", before, prefix.data(), shown(key), key.data());
     return fail("unknown field '%.*s%.*s'; did you mean '%s'?", before, prefix.data(), shown(key), key.data(),
                 best->path.c_str());
+  }
+
+  bool fixed(const FieldSpec& spec) {
+    return fail("%s is fixed by this service's manifest; leave it out", spec.path.c_str());
   }
 
   bool unknown_attribute(std::string_view key, std::string_view prefix) {
