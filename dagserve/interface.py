@@ -116,11 +116,13 @@ class Implementation:
         devices: the devices it runs on.
         compute: the least compute capability it needs of a CUDA device, ``8.9``.
         misfit: from the model's ``config.json`` and the target's precision to why it cannot be used, None where it can.
+        tolerance: what a package with it is compared by, of ``validation.tolerance``; empty for the target's precision.
     """
 
     devices: tuple[str, ...] = ("cpu", "cuda")
     compute: float = 0.0
     misfit: Callable[[Mapping[str, Any], str], str | None] = _fits
+    tolerance: str = ""
 
 
 Operators = Mapping[str, Mapping[str, Implementation]]

@@ -33,7 +33,7 @@ def _bf16(config: Mapping[str, Any], precision: str) -> str | None:  # noqa: ARG
 _CUDA = ("cuda",)
 _TRITON = {"triton": Implementation(_CUDA), "torch": Implementation()}
 _FUSED = {"torch": Implementation(), "triton": Implementation(_CUDA)}  # Inductor fuses Torch's with what is around it
-_LINEAR = {"dense": Implementation(), "fp8_rowwise": Implementation(compute=FP8_COMPUTE)}
+_LINEAR = {"dense": Implementation(), "fp8_rowwise": Implementation(compute=FP8_COMPUTE, tolerance="fp8")}
 
 _LINEARS: Operators = {
     "projections": _LINEAR,

@@ -61,7 +61,7 @@ def test_example_says_what_is_written() -> None:
     assert manifest.targets["cpu"].operators == {"attention": "torch"}
     assert (manifest.target, manifest.targets["cpu"].concurrency.in_flight) == ("cpu", 8)
     assert manifest.admission.max_wait_ms == 2000
-    assert manifest.validation.tolerance == {"fp32": 1e-4, "bf16": 5e-2}
+    assert manifest.validation.tolerance == {"fp32": 1e-4, "bf16": 5e-2, "fp8": 0.4}
 
 
 def test_positions_point_at_values(tmp_path: Path) -> None:

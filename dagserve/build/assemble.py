@@ -42,7 +42,7 @@ def artifact_key(graph: Graph, design: BuildDesign) -> str:
             [[b.node.name, {option: s.digest for option, s in b.sources.items()}] for b in design.nodes],
             [[n.name, *map(file_digest, _own_files(n))] for n in graph.nodes],
             [module_digest(p.module) for b in design.nodes for p in b.spec.packages],
-            [design.code, dict(design.environment), design.tolerance, design.shapes],
+            [design.code, dict(design.environment), [b.tolerance for b in design.nodes], design.shapes],
         ]
     )
 
@@ -397,7 +397,7 @@ def _descriptions(graph: Graph, design: BuildDesign, built: Mapping[str, Path]) 
         },
         "validation": {
             "reference": validation.reference,
-            "tolerance": design.tolerance,
+            "tolerance": {b.node.name: b.tolerance for b in design.nodes},
             "checks": {
                 b.package_name(p): json.loads((built[f"{b.package_name(p)} check"] / "checks.json").read_text())
                 for b in design.nodes

@@ -29,14 +29,15 @@ KERNEL_CONFIGS = "DAGSERVE_KERNEL_CONFIGS"
 
 @dataclass(frozen=True)
 class NodeBuild:
-    """One AOTI node: its build specification, what its weights come from by option, and the bound of each
-    definition-local symbol."""
+    """One AOTI node: its build specification, what its weights come from by option, the bound of each definition-local
+    symbol, and how far its packages may be from eager."""
 
     node: GraphNode
     spec: BuildSpec
     operators: Mapping[str, str]
     sources: Mapping[str, ModelSource]
     bounds: Mapping[str, int]
+    tolerance: float
 
     def package_name(self, package: PackageSpec) -> str:
         """The name of one of its packages in the artifact."""
@@ -61,7 +62,6 @@ class BuildDesign:
     weight_steps: list[Step]
     precision: str
     shapes: tuple[str, ...]
-    tolerance: float
     code: str
     environment: Mapping[str, str]
     device: str
@@ -72,14 +72,13 @@ class BuildDesign:
 
     def verify_steps(self, built: Mapping[str, Path]) -> list[Step]:
         """One step a package: its comparison with eager on the real weights."""
-        steps = []
-        for step in self.package_steps(built):
-            extra = {"step": "verify", "package": str(built[step.name]), "tolerance": self.tolerance}
-            job = {**step.job, **extra, "shapes": list(self.shapes)}
-            weights = Path(step.job["weights"]).name
-            key = digest([step.key, weights, self.tolerance, self.shapes])
-            steps.append(Step(f"{step.name} check", "checks", key, job))
-        return steps
+        return [self._verify_step(n, p, built) for n in self.nodes for p in n.spec.packages]
+
+    def _verify_step(self, build: NodeBuild, package: PackageSpec, built: Mapping[str, Path]) -> Step:
+        step = self._package_step(build, package, built)
+        extra = {"step": "verify", "package": str(built[step.name]), "tolerance": build.tolerance}
+        key = digest([step.key, Path(step.job["weights"]).name, build.tolerance, self.shapes])
+        return Step(f"{step.name} check", "checks", key, {**step.job, **extra, "shapes": list(self.shapes)})
 
     def _package_step(self, build: NodeBuild, package: PackageSpec, built: Mapping[str, Path]) -> Step:
         job = {
@@ -127,7 +126,6 @@ def design_build(graph: Graph, cache: BuildCache) -> BuildDesign:
         _weight_steps(nodes, precision, code),
         precision,
         validation.shapes,
-        validation.tolerance[precision],
         code,
         environment_fingerprint() | (device_fingerprint(target.name, target.match) if target.device == "cuda" else {}),
         target.device,
@@ -152,7 +150,15 @@ def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
     sources = {CHECKPOINT: model} | {name: import_weights(name, node.options[name], cache) for name in sorted(others)}
     sizes = {local: dim.size(graph.bounds) for local, dim in node.dims.items()}
     bounds = sizes | {local: n if isinstance(n, int) else n(sizes) for local, n in spec.bounds.items()}
-    return NodeBuild(node, spec, operators, sources, bounds)
+    return NodeBuild(node, spec, operators, sources, bounds, _tolerance(graph, node, operators))
+
+
+def _tolerance(graph: Graph, node: GraphNode, operators: Mapping[str, str]) -> float:
+    """That of the target's precision, or a larger one of an implementation that was chosen."""
+    available: Operators = getattr(node.definition, "operators", {})
+    named = {available[name][choice].tolerance for name, choice in operators.items()} - {""}
+    tolerance = graph.manifest.validation.tolerance
+    return max(tolerance[name] for name in {graph.target.precision, *named})
 
 
 def _operators(graph: Graph, node: GraphNode, config: Mapping[str, Any]) -> dict[str, str]:

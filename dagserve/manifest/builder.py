@@ -164,7 +164,7 @@ def _admission(table: Table) -> Admission:
 def _validation(table: Table) -> Validation:
     values = _plain(table, "reference", "shapes", "inputs")
     metric, performance = _section(table, "metric"), _section(table, "performance")
-    tolerance = {"fp32": 1e-4, "bf16": 5e-2, **plain(_section(table, "tolerance"))}
+    tolerance = {"fp32": 1e-4, "bf16": 5e-2, "fp8": 0.4, **plain(_section(table, "tolerance"))}
     return Validation(
         tolerance=_frozen(tolerance),
         metric=Metric(**plain(metric)) if table.get("metric") and {"name", "data"} <= plain(metric).keys() else None,

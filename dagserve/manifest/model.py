@@ -120,7 +120,7 @@ class Performance:
 
 @dataclass(frozen=True)
 class Validation:
-    """How a compiled artifact is judged. ``tolerance`` is the largest absolute difference, by precision."""
+    """How a compiled artifact is judged. ``tolerance`` is the largest difference, by precision."""
 
     reference: str = "torch_eager"
     shapes: tuple[str, ...] = ("min", "mid", "max")

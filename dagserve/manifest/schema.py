@@ -176,7 +176,10 @@ _MESSAGES: Mapping[str, Explain] = {
     "maxLength": lambda n, _v, w, _: (f"`{n}` is longer than {w} characters", "shorten it"),
     "minItems": lambda n, _v, w, _: (f"`{n}` has fewer than {w} items", f"list at least {w}"),
     "minProperties": lambda n, _v, w, _: (f"`{n}` is empty", "add one" if w == 1 else f"add at least {w}"),
-    "maxProperties": lambda n, v, w, _: (f"`{n}` has {len(v)} entries, but may have at most {w}", f"leave out {len(v) - w}"),
+    "maxProperties": lambda n, v, w, _: (
+        f"`{n}` has {len(v)} entries, but may have at most {w}",
+        f"leave out {len(v) - w}",
+    ),
     "uniqueItems": lambda n, _v, _w, _s: (f"`{n}` lists a value twice", "keep one"),
     "pattern": lambda n, v, _w, s: (
         f"`{n}` is `{_short(v)}`, which is not of the right form",
