@@ -75,10 +75,14 @@ def score(url: str, texts: Sequence[str]) -> list[list[float]]:
         return [row for rows in pool.map(lambda batch: score_batch(url, batch), batches) for row in rows]
 
 
+def request_of(texts: Sequence[str]) -> dict[str, object]:
+    """The scores of the labels for some texts."""
+    return {"query": QUERY, "items": texts, "labels": list(LABELS), "apply_softmax": True}
+
+
 def score_batch(url: str, texts: Sequence[str]) -> list[list[float]]:
     """One request."""
-    body = {"query": QUERY, "items": texts, "labels": LABELS, "apply_softmax": True}
-    reply = httpx.post(f"{url}/v1/score", json=body, timeout=120, trust_env=False)
+    reply = httpx.post(f"{url}/v1/score", json=request_of(texts), timeout=120, trust_env=False)
     if reply.status_code != 200:
         raise SystemExit(f"the server answered {reply.status_code}: {reply.text}")
     scores: list[list[float]] = reply.json()["scores"]

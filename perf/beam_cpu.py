@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from dagserve.compiler import compile_manifest
 from dagserve.engine import Engine
 from demo.assets import Unreachable, demo_model, demo_reviews
 from demo.peer import load_transformers
 from perf.environment import describe_environment
-from perf.report import Grid, facts, timed
+from perf.report import Grid, timed, write_result
 
 MANIFEST = Path(__file__).parent.parent / "manifests" / "suggest.yaml"
 RESULT = Path(__file__).parent / "results" / "beam_cpu.json"
@@ -119,17 +118,8 @@ def main() -> None:
     result: dict[str, Any] = {"environment": describe_environment("perf.beam_cpu", sys.argv[1:])}
     with Engine.load(artifact) as engine:
         result["widths"] = [measure(engine, model, tokenizer, texts, width) for width in WIDTHS]
-    write(result, len(texts), arguments.json)
-
-
-def write(result: dict[str, Any], count: int, path: Path) -> None:
-    """Prints the table, and writes the JSON and the Markdown beside it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    table = grid(result["widths"], count)
-    head = ["# Beam search on a CPU", "", *facts(result["environment"]), ""]
-    path.with_suffix(".md").write_text("\n".join([*head, table.markdown()]))
-    table.print(Console())
+    tables = [grid(result["widths"], len(texts))]
+    write_result("Beam search on a CPU", result, tables, arguments.json)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ attributes: a region of eight, and whether it is in stock, which half of them ar
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from dagserve._native import CpuNode
 from dagserve.build.catalogs import build_tables
 from dagserve.catalog import Section
 from dagserve.nodes.catalog import Catalog
 from perf.environment import describe_environment
-from perf.report import Grid, facts, timed
+from perf.report import Grid, timed, write_result
 
 LISTS = ("allow", "deny", "allow_where", "deny_where")
 RESULT = Path(__file__).parent / "results" / "catalog.json"
@@ -109,11 +107,7 @@ def main() -> None:
     ]
     title = f"Items of 3 to {DEPTH} tokens, {found['codes']} codes a level"
     table = Grid(title, ("what", "value"), tuple(rows))
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    head = ["# A large catalog", "", *facts(result["environment"]), ""]
-    arguments.json.with_suffix(".md").write_text("\n".join([*head, table.markdown()]))
-    table.print(Console())
+    write_result("A large catalog", result, [table], arguments.json)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from dagserve.compiler import compile_manifest
 from dagserve.engine import Engine
 from demo.assets import Review, Unreachable, demo_model, demo_reviews
-from demo.run import BATCH, LABELS, MANIFEST, QUERY, accuracy, area_under_curve, pick
+from demo.run import BATCH, MANIFEST, accuracy, area_under_curve, pick, request_of
 from perf.environment import describe_environment
-from perf.report import Grid, facts
+from perf.report import Grid, write_result
 
 RESULT = Path(__file__).parent / "results" / "precision.json"
 
@@ -37,40 +36,40 @@ POLICIES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 """Precision and operators of the target; the others are compared with the first."""
 
 
-def scores(policy: str, model: str, reviews: Sequence[Review], folder: Path) -> list[float]:
+def scores(policy: str, model: str, reviews: Sequence[Review]) -> list[float]:
     """The first label's probability for each review."""
     precision, operators = POLICIES[policy]
     target = f"precision: {precision}\n    operators: {json.dumps({'attention': 'torch', **operators})}\n"
     text = MANIFEST.read_text().replace("precision: fp32\n    operators: {attention: torch}\n", target)
-    path = folder / "relevance.yaml"
-    path.write_text(text)
-    artifact = compile_manifest(path, {"model": model}, output=folder / precision / str(len(operators))).artifact
-    rows: list[list[float]] = []
-    with Engine.load(artifact) as engine:
-        for start in range(0, len(reviews), BATCH):
-            items = [review.text for review in reviews[start : start + BATCH]]
-            request = {"query": QUERY, "items": items, "labels": list(LABELS), "apply_softmax": True}
-            rows += json.loads(engine.run(request))["scores"]
-    return [row[0] for row in rows]
+    texts = [review.text for review in reviews]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "relevance.yaml"
+        path.write_text(text)
+        artifact = compile_manifest(path, {"model": model}, output=Path(folder) / "artifact").artifact
+        with Engine.load(artifact) as engine:
+            replies = [engine.run(request_of(texts[i : i + BATCH])) for i in range(0, len(texts), BATCH)]
+    return [row[0] for reply in replies for row in json.loads(reply)["scores"]]
 
 
 def measure(model: str, reviews: Sequence[Review]) -> list[dict[str, Any]]:
     """A row for each policy."""
     positive = [review.rating > 0 for review in reviews]
-    rows: list[dict[str, Any]] = []
-    exact = np.zeros(0)
-    with tempfile.TemporaryDirectory() as folder:
-        for policy in POLICIES:
-            found = scores(policy, model, reviews, Path(folder))
-            exact = exact if rows else np.array(found)
-            apart = np.abs(np.array(found) - exact)
-            rows.append({"policy": policy, "auc": area_under_curve(found, positive)})
-            rows[-1] |= {"accuracy": accuracy(found, positive)}
-            rows[-1] |= {"largest_difference": float(apart.max()), "mean_difference": float(apart.mean())}
-    return rows
+    found = {policy: scores(policy, model, reviews) for policy in POLICIES}
+    exact = np.array(found[next(iter(POLICIES))])
+    apart = {policy: np.abs(np.array(values) - exact) for policy, values in found.items()}
+    return [
+        {
+            "policy": policy,
+            "auc": area_under_curve(values, positive),
+            "accuracy": accuracy(values, positive),
+            "largest_difference": float(apart[policy].max()),
+            "mean_difference": float(apart[policy].mean()),
+        }
+        for policy, values in found.items()
+    ]
 
 
-def grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
+def grid(rows: Sequence[Mapping[str, Any]], reviews: int) -> Grid:
     """The table of a result."""
     cells = tuple(
         (
@@ -83,7 +82,7 @@ def grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
         for row in rows
     )
     columns = ("policy", "AUC", "accuracy", "largest difference of a score", "mean")
-    return Grid("Scores against human ratings, and against fp32", columns, cells)
+    return Grid(f"Scores of {reviews} reviews against human ratings, and against fp32", columns, cells)
 
 
 def main() -> None:
@@ -97,12 +96,8 @@ def main() -> None:
         raise SystemExit(f"perf: {error}") from error
     environment = describe_environment("perf.precision", sys.argv[1:])
     rows = measure(model, reviews)
-    options.json.write_text(
-        json.dumps({"environment": environment, "reviews": len(reviews), "rows": rows}, indent=1) + "\n"
-    )
-    head = ["# Precision", "", *facts(environment), f"- Reviews: {len(reviews)}", ""]
-    options.json.with_suffix(".md").write_text("\n".join([*head, grid(rows).markdown()]))
-    grid(rows).print(Console())
+    result = {"environment": environment, "reviews": len(reviews), "rows": rows}
+    write_result("Precision", result, [grid(rows, len(reviews))], options.json)
 
 
 if __name__ == "__main__":

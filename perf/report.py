@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -121,6 +123,19 @@ def start_grid(result: Mapping[str, Any]) -> Grid:
             ("dagserve compile, nothing changed", f"{compiled['unchanged_s']:.2f}"),
         ]
     return Grid("Start and compile", ("what", "seconds"), tuple(rows))
+
+
+def write_result(heading: str, result: Mapping[str, Any], tables: Sequence[Grid], path: Path) -> None:
+    """Prints the tables, and writes the result as JSON and the tables as Markdown beside it.
+
+    ``result["environment"]`` is where it was measured, as ``describe_environment`` says it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    head = [f"# {heading}", "", *facts(result["environment"]), ""]
+    path.with_suffix(".md").write_text("\n".join([*head, *(table.markdown() for table in tables)]))
+    for table in tables:
+        table.print(Console())
 
 
 def facts(where: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,6 @@ anything is timed their scores must agree.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -18,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from dagserve.checkpoint import open_checkpoint
 from dagserve.compiler import compile_manifest
 from dagserve.engine import Engine
 from demo.assets import Unreachable, demo_model
 from perf.environment import describe_environment
-from perf.report import Grid, facts, timed
+from perf.report import Grid, timed, write_result
 
 RESULT = Path(__file__).parent / "results" / "shared_prefix_cpu.json"
 AGREE = 1e-4
@@ -148,11 +146,7 @@ def main(given: Sequence[str] | None = None) -> None:
             for n in arguments.shared
         ]
     table = grid(result["rows"], arguments.texts, arguments.tokens)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-    head = ["# A shared prefix on a CPU", "", *facts(result["environment"]), ""]
-    arguments.json.with_suffix(".md").write_text("\n".join([*head, table.markdown()]))
-    table.print(Console())
+    write_result("A shared prefix on a CPU", result, [table], arguments.json)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def test_weights_are_in_e4m3_with_a_scale_a_row(artifact: Path, tiny_model: Path
     plan = read_plan(artifact)
     jsonschema.validate(plan, json.loads((MANIFEST.parent.parent / "schemas" / "artifact.schema.json").read_text()))
     assert plan["descriptions"]["build"]["operators"]["score"]["mlp"] == "fp8_rowwise"
+    assert plan["descriptions"]["validation"]["tolerance"] == {"score": 0.4}
     weights = map_weights(artifact / "weights.bin", plan["weights"]["tensors"])
     source = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
     parts = [source[f"model.layers.1.self_attn.{p}_proj.weight"] for p in "qkv"]

@@ -46,8 +46,7 @@ class NodeBuild:
     @property
     def reference(self) -> dict[str, str]:
         """The operators that have an implementation in Torch, each with that."""
-        available: Operators = getattr(self.node.definition, "operators", {})
-        return {name: _REFERENCE for name, choices in available.items() if _REFERENCE in choices}
+        return {name: _REFERENCE for name, choices in _available(self.node).items() if _REFERENCE in choices}
 
     def weights_name(self, package: PackageSpec) -> str:
         """The name of the step that writes a package's weights. Packages over one source share the file."""
@@ -153,9 +152,14 @@ def _design_node(graph: Graph, node: GraphNode, cache: BuildCache) -> NodeBuild:
     return NodeBuild(node, spec, operators, sources, bounds, _tolerance(graph, node, operators))
 
 
+def _available(node: GraphNode) -> Operators:
+    """The replaceable operators of a node; none where its definition declares none."""
+    return getattr(node.definition, "operators", {})
+
+
 def _tolerance(graph: Graph, node: GraphNode, operators: Mapping[str, str]) -> float:
     """That of the target's precision, or a larger one of an implementation that was chosen."""
-    available: Operators = getattr(node.definition, "operators", {})
+    available = _available(node)
     named = {available[name][choice].tolerance for name, choice in operators.items()} - {""}
     tolerance = graph.manifest.validation.tolerance
     return max(tolerance[name] for name in {graph.target.precision, *named})
@@ -167,7 +171,7 @@ def _operators(graph: Graph, node: GraphNode, config: Mapping[str, Any]) -> dict
     Raises:
         ManifestError: the target chooses what does not fit the model.
     """
-    available: Operators = getattr(node.definition, "operators", {})
+    available = _available(node)
     return {name: _choice(graph, node, config, name, available[name]) for name in available}
 
 

@@ -16,11 +16,6 @@ from dagserve.kernels.beam.selection import INDEX_BITS
 LOWEST_PLACE = tl.constexpr((1 << INDEX_BITS) - 1)
 PLACE_BITS = tl.constexpr(INDEX_BITS)
 
-SORTED_FROM = tl.constexpr(256)
-"""Above it a sort is faster than the comparison of each place with each other."""
-
-COMPARED = tl.constexpr(32)
-
 
 @triton.jit
 def order_key(b_value, BITS: tl.constexpr):
@@ -65,17 +60,8 @@ def place_order(b_key, o_place):
 
 
 @triton.jit
-def ranked(p_order, count, COUNT: tl.constexpr):
-    """Of ``count`` stored orders: places, and their ranks, 0 the first; from ``count`` on a rank means nothing."""
+def in_order(p_order, count, COUNT: tl.constexpr):
+    """``i64[COUNT]``: the places of ``count`` stored orders, the first one first, then zeros."""
     o_rank = tl.arange(0, COUNT)
-    b_order = tl.load(p_order + o_rank, mask=o_rank < count, other=-1)
-    b_rank = o_rank
-    if COUNT > SORTED_FROM:
-        b_order = tl.sort(b_order, descending=True)
-    else:
-        b_rank = tl.zeros([COUNT], tl.int32)
-        for first in range(0, COUNT, COMPARED):
-            o_other = first + tl.arange(0, COMPARED)
-            b_other = tl.load(p_order + o_other, mask=o_other < count, other=-1)
-            b_rank += tl.sum((b_other[:, None] > b_order[None, :]).to(tl.int32), 0)
-    return LOWEST_PLACE - (b_order & LOWEST_PLACE), tl.where(b_order < 0, COUNT, b_rank)
+    b_order = tl.sort(tl.load(p_order + o_rank, mask=o_rank < count, other=-1), descending=True)
+    return LOWEST_PLACE - (b_order & LOWEST_PLACE)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from dagserve.kernels.beam.device import is_first, order_key, place_order, ranked, store_taken
+from dagserve.kernels.beam.device import in_order, is_first, order_key, place_order, store_taken
 from dagserve.kernels.configs import load_config, upper_bound
 
 COPIED = 4096
@@ -66,9 +66,9 @@ def merge_kernel(
     o_place = tl.reshape(o_place, [COUNT * GROUP])
     store_taken(p_order, place_order(b_key, o_place), is_first(b_key, count, 32))
 
-    o_place, o_rank = ranked(p_order, count, COUNT)
+    o_place = in_order(p_order, count, COUNT)
     m_rank = o_rank < count
-    i_beam = tl.where(m_rank, o_place, 0).to(tl.int32) // candidates
+    i_beam = o_place.to(tl.int32) // candidates
     b_total = tl.load(p_cumulative + i_beam, mask=m_rank, other=float("-inf"))
     b_total += tl.load(p_score + o_place, mask=m_rank, other=float("-inf"))
     o_out = i_prompt * count + o_rank

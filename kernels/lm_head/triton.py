@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
-from dagserve.kernels.beam.device import is_first, order_key, place_order, ranked, store_taken
+from dagserve.kernels.beam.device import in_order, is_first, order_key, place_order, store_taken
 from dagserve.kernels.configs import load_config, upper_bound
 
 
@@ -110,7 +110,7 @@ def select_kernel(
 
     o_block = tl.arange(0, BLOCKS)
     b_partial = tl.load(p_partial + i_row * blocks + o_block, mask=o_block < blocks, other=float("-inf"))
-    o_token, o_rank = ranked(p_order, count, COUNT)
+    o_token, o_rank = in_order(p_order, count, COUNT), tl.arange(0, COUNT)
     m_rank = o_rank < count
     b_score = token_value(p_logits, p_allowed, o_token, m_rank, MASKED) - log_sum_exp(b_partial)
     tl.store(p_id + i_row * count + o_rank, o_token, mask=m_rank)
