@@ -12,8 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors, kernel_side_table
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+
+MADE: list[torch.Tensor] = []
+"""Tensors that a kernel may write."""
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -40,9 +44,27 @@ class Compiles:
     def __getitem__(self, grid: Any) -> Callable[..., None]:
         def compile_only(*arguments: Any, **constants: Any) -> None:
             self.kernel.warmup(*arguments, grid=grid, **constants)
+            self.check_writes(arguments, constants)
             print(self.kernel.fn.__name__)
 
         return compile_only
+
+    def check_writes(self, arguments: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        """What Torch takes for written is what an operator made for it, once: of the rest Inductor makes copies."""
+        given = dict(zip(self.kernel.arg_names, arguments, strict=False))
+        settings = {name: value for name, value in constants.items() if name in self.kernel.arg_names}
+        kernel, constant = kernel_side_table.add_kernel(self.kernel), kernel_side_table.add_constant_args(settings)
+        written = [id(given[name]) for name in get_mutated_tensors(kernel, constant, given, {})]
+        assert 0 < len(set(written)) == len(written), self.kernel.fn.__name__
+        assert set(written) <= {id(x) for x in MADE}, self.kernel.fn.__name__
+
+
+def remember(make: Any) -> Any:
+    def made(*arguments: Any, **options: Any) -> torch.Tensor:
+        MADE.append(make(*arguments, **options))
+        return MADE[-1]
+
+    return made
 
 
 def operator(name: str) -> Any:
@@ -66,7 +88,8 @@ def compile_all(n: int) -> None:
     for size in (64, 128):
         heads, angles = torch.randn(n, 18, size).to(BF16), torch.randn(n, size)
         q, k, v = heads[:, :14], heads[:, 14:16], heads[:, 16:]
-        cache = torch.zeros(2, 5, 2, size, dtype=BF16)
+        cache = torch.zeros(2, 5, 2, size, dtype=BF16).unbind()
+        MADE.extend(cache)
         for weight in (None, torch.ones(size, dtype=BF16)):
             rope.qk_norm_rope(q, k, weight, weight, angles, angles, 1e-6)
             rope.qk_norm_rope_write(q, k, v, weight, weight, angles, angles, 1e-6, *cache, torch.arange(n))
@@ -94,4 +117,5 @@ def compile_all(n: int) -> None:
 
 if __name__ == "__main__":
     driver.set_active(Hopper())
+    torch.Tensor.new_empty = remember(torch.Tensor.new_empty)  # type: ignore[method-assign]
     compile_all(int(sys.argv[1]))

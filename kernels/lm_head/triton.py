@@ -17,16 +17,6 @@ from dagserve.kernels.configs import load_config, upper_bound
 
 
 @triton.jit
-def token_value(p_logits, p_allowed, o_token, m_token, MASKED: tl.constexpr):
-    """FP32 values that tokens are ordered by: the logit, -inf where not allowed."""
-    b_value = tl.load(p_logits + o_token, mask=m_token, other=float("-inf")).to(tl.float32)
-    if MASKED:
-        b_allowed = tl.load(p_allowed + o_token, mask=m_token, other=0)
-        b_value = tl.where(b_allowed != 0, b_value, float("-inf"))
-    return b_value
-
-
-@triton.jit
 def log_sum_exp(b_value):
     """Of a block, with the results of ``torch.logsumexp`` for infinities and NaN."""
     largest = tl.max(b_value, 0)
@@ -88,7 +78,11 @@ def select_kernel(
     COUNT: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Program ``(row,)``: its first ``count`` tokens. ``p_group`` and ``p_order`` are scratch of ``COUNT`` a row."""
+    """Program ``(row,)``: its first ``count`` tokens. ``p_group`` and ``p_order`` are scratch of ``COUNT`` a row.
+
+    Logits are loaded here and not by a function: Torch takes a pointer that goes into a call for written where the
+    call's result is part of an address that is, and Inductor then copies all logits first.
+    """
     i_row = tl.program_id(0).to(tl.int64)
     p_logits += i_row * vocabulary
     p_allowed += i_row * allowed_stride
@@ -104,7 +98,10 @@ def select_kernel(
     m_chosen = o_place // GROUP < chosen
     o_token = tl.load(p_group + o_place // GROUP, mask=m_chosen, other=0) * GROUP + o_place % GROUP
     m_token = m_chosen & (o_token < vocabulary)
-    b_value = token_value(p_logits, p_allowed, o_token, m_token, MASKED)
+    b_value = tl.load(p_logits + o_token, mask=m_token, other=float("-inf")).to(tl.float32)
+    if MASKED:
+        b_allowed = tl.load(p_allowed + o_token, mask=m_token, other=0)
+        b_value = tl.where(b_allowed != 0, b_value, float("-inf"))
     b_key = tl.where(m_token, order_key(b_value, BITS), 0)  # [COUNT * GROUP]
     store_taken(p_order, place_order(b_key, o_token), is_first(b_key, count, BITS))
 
@@ -112,7 +109,11 @@ def select_kernel(
     b_partial = tl.load(p_partial + i_row * blocks + o_block, mask=o_block < blocks, other=float("-inf"))
     o_token, o_rank = in_order(p_order, count, COUNT), tl.arange(0, COUNT)
     m_rank = o_rank < count
-    b_score = token_value(p_logits, p_allowed, o_token, m_rank, MASKED) - log_sum_exp(b_partial)
+    b_value = tl.load(p_logits + o_token, mask=m_rank, other=float("-inf")).to(tl.float32)
+    if MASKED:
+        b_allowed = tl.load(p_allowed + o_token, mask=m_rank, other=0)
+        b_value = tl.where(b_allowed != 0, b_value, float("-inf"))
+    b_score = b_value - log_sum_exp(b_partial)
     tl.store(p_id + i_row * count + o_rank, o_token, mask=m_rank)
     tl.store(p_score + i_row * count + o_rank, tl.where(b_score > 0.0, 0.0, b_score), mask=m_rank)
 

@@ -139,7 +139,7 @@ def qk_norm_rope_kernel(
                 NORM,
                 EACH,
             )
-        else:
+        elif WRITE:  # else the compiler would see p_v_out as written
             o_d = tl.arange(0, 2 * BLOCK)  # [2 * BLOCK]
             m_v = m_token[:, None] & (o_d < D)[None, :]
             for i in tl.static_range(EACH):
