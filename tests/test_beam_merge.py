@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from dagserve.kernels.beam import reference
 from dagserve.kernels.beam.op import IMPLEMENTATIONS, REORDER
 from dagserve.kernels.beam.selection import candidates, order_key
-from dagserve.kernels.beam.triton import _merge
+from dagserve.kernels.beam.triton import _merge, merge
 
 pytestmark = MARKS
 exact_conversions()
@@ -62,6 +62,17 @@ def test_special_scores(special: list[float]) -> None:
     scores = -torch.rand(2, 9, 20, generator=generator)
     scores[0, ::2] = torch.tensor(special)[torch.randint(len(special), (5, 20), generator=generator)]
     same_merge(torch.zeros(2, 9), scores, torch.arange(360).reshape(2, 9, 20), 100)
+
+
+def test_columns_of_a_wider_tensor() -> None:
+    """As a search has them: a beam's cumulative score lies in front of those of its tokens."""
+    generator = torch.Generator().manual_seed(3)
+    beams = torch.randn(2, 5, 4, generator=generator).to(DEVICE)
+    scores = torch.randn(2, 5, 10, generator=generator).sort(dim=-1, descending=True).values.to(DEVICE)
+    ids = torch.arange(100, device=DEVICE).reshape(2, 5, 10)
+    given = (beams[:, :, 0], scores, ids, 10)
+    for actual, expected in zip(merge(*given), reference.merge(*given), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def test_every_output_of_the_merge_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

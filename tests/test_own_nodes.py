@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -185,6 +186,7 @@ class Odd:
             case "missing": return {"n": n}
             case "none": return None
             case "slow": time.sleep(0.5)
+            case "stuck": time.sleep(600)
         return {"n": n, "t": t}
 """
 ODD_MANIFEST = """
@@ -272,6 +274,41 @@ def test_an_engine_ends_while_python_runs(end: Callable[[Engine], None], odd: Pa
     del engine
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_second_signal_ends_the_process_at_once(
+    odd: Path, build_cache: BuildCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request whose node does not return keeps the first signal waiting, and not the second."""
+    manifest = odd.parent / "served.yaml"
+    manifest.write_text(ODD_MANIFEST.replace("items: {type", "texts: {type").replace("items: items", "items: texts"))
+    with manifest.open("a") as more:
+        more.write("endpoint: embeddings\n")
+    artifact = compile_manifest(manifest, output=odd.parent / "served", cache=build_cache).artifact
+    monkeypatch.setenv("PYTHONPATH", str(odd.parent))
+    ends: list[str] = []
+    with served(artifact) as (process, url):
+
+        def send() -> None:
+            try:
+                reply = httpx.post(f"{url}/v1/embeddings", json={"input": ["stuck"]}, timeout=60, trust_env=False)
+                ends.append(str(reply.status_code))
+            except httpx.TransportError:
+                ends.append("cut")
+
+        threads = [threading.Thread(target=send) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while "dagserve_requests_admitted_total 3.0" not in httpx.get(f"{url}/metrics", trust_env=False).text:
+            pass  # two, and one of the warm-up
+        process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{url}/ready", trust_env=False).status_code != 503:
+            pass
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
+        for thread in threads:
+            thread.join()
+    assert ends == ["cut"] * 2
 
 
 def test_requests_beside_the_event_loop(artifact: Path) -> None:

@@ -110,7 +110,8 @@ def _merge(
 
 
 def merge(cumulative: Tensor, scores: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`dagserve.kernels.beam.reference.merge`; contiguous inputs."""
+    """As :func:`dagserve.kernels.beam.reference.merge`; of inputs with other strides it makes copies."""
+    cumulative, scores, ids = cumulative.contiguous(), scores.contiguous(), ids.contiguous()
     c = load_config("beam").pick(count=upper_bound(count))
     merged: tuple[Tensor, Tensor, Tensor] = _merge(cumulative, scores, ids, count, c["GROUP"], c["warps"])
     return merged
