@@ -124,6 +124,13 @@ def test_keys_and_values_follow_their_beams(
     assert torch.equal(ours, theirs)
 
 
+def test_the_first_rows_of_a_wider_tensor_move() -> None:
+    suffix = torch.randn(2, 3, 5, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE)[:, :2, :, :21]
+    parent, valid = torch.tensor([[4, 4, 0, 1, 1], [0, 3, 2, 2, 1]]).to(DEVICE), torch.tensor([2]).to(DEVICE)
+    for rows in (parent, parent.t().contiguous().t()):
+        assert torch.equal(REORDER["triton"](suffix, rows, valid, 3), REORDER["torch"](suffix, rows, valid, 3))
+
+
 def test_every_moved_row_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     suffix = torch.randn(2, 1, 5, 3 * 7, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     parent, valid = torch.tensor([[4, 4, 0, 1, 1]]).to(DEVICE), torch.tensor([2]).to(DEVICE)

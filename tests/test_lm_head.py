@@ -93,6 +93,17 @@ def test_every_output_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     same(logits, None, 31)
 
 
+def test_columns_of_a_wider_matrix() -> None:
+    """As an FP8 head whose rows are padded gives logits."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(2, 3, 112, generator=generator).bfloat16().to(DEVICE)[..., :111]
+    allowed = (torch.rand(2, 3, 112, generator=generator) < 0.5).to(DEVICE)[..., :111]
+    for mask in (None, allowed):
+        ours, theirs = candidates(logits, mask, 17), reference(logits, mask, 17)
+        assert ours[0].tolist() == theirs[0].tolist()
+        assert (ours[1] - theirs[1]).abs().nan_to_num(0).max() < SCORES["fp32"]
+
+
 def test_the_head_over_leading_dimensions_with_the_default_tiles() -> None:
     generator = torch.Generator().manual_seed(9)
     hidden, weight = (torch.randn(*s, generator=generator).bfloat16().to(DEVICE) for s in ((2, 3, 32), (1000, 32)))

@@ -99,6 +99,17 @@ def test_gates_of_any_size() -> None:
     close(_silu_mul_quantize(packed, 1, 4), GATED["torch"](packed))
 
 
+@NUMPY_MAY_WARN
+def test_columns_of_a_wider_matrix() -> None:
+    """As a linear whose rows are padded gives them."""
+    wide, other = (draw(5, 112, dtype=torch.bfloat16, seed=i) for i in range(2))
+    x, residual, weight = wide[:, :110], other[:, 1:111], torch.linspace(-1, 2, 110).bfloat16().to(DEVICE)
+    same_bits(IMPLEMENTATIONS["triton"](x), quantize(x))
+    close(NORM["triton"](x, weight, 1e-6), NORM["torch"](x, weight, 1e-6))
+    close(ADD_NORM["triton"](x, residual, weight, 1e-6), ADD_NORM["torch"](x, residual, weight, 1e-6))
+    close(GATED["triton"](x), GATED["torch"](x))
+
+
 def test_blocks_of_a_row() -> None:
     sizes = {1: (1, 0), 2: (2, 0), 3: (2, 1), 896: (1024, 0), 1024: (1024, 0), 3072: (2048, 1024), 4864: (4096, 1024)}
     assert {columns: pieces(columns) for columns in sizes} == sizes

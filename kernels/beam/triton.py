@@ -151,6 +151,6 @@ def _reorder(suffix: Tensor, parent: Tensor, valid: Tensor, keys: int) -> Tensor
 
 
 def reorder(suffix: Tensor, parent: Tensor, valid: Tensor, keys: int) -> Tensor:
-    """As :func:`dagserve.kernels.beam.reference.reorder`; contiguous inputs."""
-    moved: Tensor = _reorder(suffix, parent, valid, keys)
+    """As :func:`dagserve.kernels.beam.reference.reorder`; of inputs with other strides it makes copies."""
+    moved: Tensor = _reorder(suffix.contiguous(), parent.contiguous(), valid, keys)
     return moved

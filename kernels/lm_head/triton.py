@@ -174,11 +174,20 @@ def _candidates(
 
 
 def candidates(logits: Tensor, allowed: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
-    """As :func:`dagserve.kernels.beam.selection.candidates`; ``allowed`` may also be ``bool[..., V]``."""
+    """As :func:`dagserve.kernels.beam.selection.candidates`; ``allowed`` may also be ``bool[..., V]``.
+
+    Of inputs with other strides it makes copies: an FP8 head gives logits as columns of a wider matrix.
+    """
     rows, vocabulary = logits.shape[:-1], logits.shape[-1]
-    mask = allowed if allowed is None or allowed.dim() == 1 else allowed.reshape(-1, vocabulary)
+    mask = allowed if allowed is None or allowed.dim() == 1 else allowed.reshape(-1, vocabulary).contiguous()
     c = load_config("lm_head").pick(count=upper_bound(count))
     ids, scores = _candidates(
-        logits.reshape(-1, vocabulary), mask, count, c["BLOCK"], c["GROUP"], c["scan_warps"], c["select_warps"]
+        logits.reshape(-1, vocabulary).contiguous(),
+        mask,
+        count,
+        c["BLOCK"],
+        c["GROUP"],
+        c["scan_warps"],
+        c["select_warps"],
     )
     return ids.reshape(*rows, count), scores.reshape(*rows, count)

@@ -76,21 +76,23 @@ def _quantize(
 
 
 def _tuned(x: Tensor, residual: Tensor | None, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Of inputs with other strides it makes copies."""
+    x, residual = x.contiguous(), None if residual is None else residual.contiguous()
     c = load_config("quantize").pick(tokens=upper_bound(x.shape[0]), columns=upper_bound(x.shape[1]))
     result: tuple[Tensor, Tensor, Tensor] = _quantize(x, residual, weight, eps, c["ROWS"], c["warps"])
     return result
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`dagserve.kernels.quantize.reference.quantize`; a contiguous input."""
+    """As :func:`dagserve.kernels.quantize.reference.quantize`."""
     return _tuned(x, None, None, 0.0)[:2]
 
 
 def rms_norm_quantize(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """As :func:`dagserve.kernels.quantize.reference.rms_norm_quantize`; a contiguous input."""
+    """As :func:`dagserve.kernels.quantize.reference.rms_norm_quantize`."""
     return _tuned(x, None, weight, eps)[:2]
 
 
 def add_rms_norm_quantize(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """As :func:`dagserve.kernels.quantize.reference.add_rms_norm_quantize`; contiguous inputs."""
+    """As :func:`dagserve.kernels.quantize.reference.add_rms_norm_quantize`."""
     return _tuned(x, residual, weight, eps)

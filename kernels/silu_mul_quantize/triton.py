@@ -70,9 +70,9 @@ def _silu_mul_quantize(packed: Tensor, rows: int, warps: int) -> tuple[Tensor, T
 
 
 def silu_mul_quantize(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`dagserve.kernels.silu_mul_quantize.reference.silu_mul_quantize`; a contiguous input."""
+    """As :func:`dagserve.kernels.silu_mul_quantize.reference.silu_mul_quantize`; copies an input with other strides."""
     c = load_config("silu_mul_quantize").pick(
         tokens=upper_bound(packed.shape[0]), columns=upper_bound(packed.shape[1]) // 2
     )
-    result: tuple[Tensor, Tensor] = _silu_mul_quantize(packed, c["ROWS"], c["warps"])
+    result: tuple[Tensor, Tensor] = _silu_mul_quantize(packed.contiguous(), c["ROWS"], c["warps"])
     return result
